@@ -1,0 +1,137 @@
+"""What a user may ask of a conversion: one frozen record for the command line, REST and batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from workers.errors import InvalidOption
+
+SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+SIZE_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+FloatType = Literal["float32", "bfloat16", "float16"]
+TargetFormat = Literal["hf"]
+VerifyLevel = Literal["none", "digests", "reread"]
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of a size in Hugging Face's notation: ``5GB`` is 5 * 10^9, ``2GiB`` is 2 * 2^30.
+
+    Source of the notation: huggingface_hub ``parse_size_to_int`` (decimal units) plus binary units.
+    """
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in SIZE_UNITS:
+        raise InvalidOption(f"{text!r} is not a size", hint="Write a number and a unit, such as 5GB or 512MiB.")
+    return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """Everything that shapes a conversion; ``docs/options.md`` explains each for users."""
+
+    source_format: str | None = None
+    target_format: TargetFormat = "hf"
+    dtype: FloatType | None = None
+    max_shard_size: str = "5GB"
+    config_dir: str | None = None
+    family: str | None = None
+    lora: Literal["separate", "merge"] = "separate"
+    lora_alpha: float | None = None
+    step: int | None = None
+    role: str | None = None
+    tie_word_embeddings: bool | None = None
+    overwrite: bool = False
+    resume: bool = True
+    verify: VerifyLevel = "digests"
+    memory: str = "2GiB"
+    source_profile: str | None = None
+    destination_profile: str | None = None
+
+    def __post_init__(self) -> None:
+        if parse_size(self.max_shard_size) <= 0:
+            raise InvalidOption(f"max_shard_size must be more than nothing, not {self.max_shard_size!r}")
+        if parse_size(self.memory) < MINIMUM_MEMORY_BYTES:
+            raise InvalidOption(
+                f"memory {self.memory!r} is less than the least that a conversion works with",
+                hint="Give at least 64MiB.",
+            )
+
+    @property
+    def max_shard_bytes(self) -> int:
+        return parse_size(self.max_shard_size)
+
+    @property
+    def memory_bytes(self) -> int:
+        return parse_size(self.memory)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options that differ from their defaults, as JSON values."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ConvertOptions:
+        """Check and build options from JSON values; an unknown name or a wrong type is an ``InvalidOption``."""
+        known = get_type_hints(cls)
+        for name, value in values.items():
+            if name not in known:
+                raise InvalidOption(
+                    f"there is no option {name!r}", hint=f"The options are: {', '.join(sorted(known))}."
+                )
+            _check_type(name, value, known[name])
+        return cls(**values)
+
+
+MINIMUM_MEMORY_BYTES = 64 * 2**20
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Split ``NAME=VALUE`` of the command line; VALUE is JSON, or else a plain word."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidOption(f"{text!r} is not NAME=VALUE")
+    name = name.strip().replace("-", "_")
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = value
+    if name in TEXT_OPTIONS and not isinstance(parsed, str) and parsed is not None:
+        parsed = value  # "max_shard_size=5000" is a text for us, though JSON reads a number
+    return name, parsed
+
+
+def _check_type(name: str, value: Any, hint: Any) -> None:
+    allowed = _alternatives(hint)
+    for kind in allowed:
+        if get_origin(kind) is Literal:
+            if value in get_args(kind):
+                return
+        elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return
+        elif isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool):
+            return
+    raise InvalidOption(f"option {name}: {value!r} is not one of: {', '.join(map(_spelled, allowed))}")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
+
+
+def _spelled(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(map(str, get_args(kind)))
+    return {"NoneType": "null", "str": "a text", "int": "a whole number", "float": "a number"}.get(
+        kind.__name__, "true or false"
+    )
+
+
+TEXT_OPTIONS = frozenset(name for name, hint in get_type_hints(ConvertOptions).items() if str in _alternatives(hint))
