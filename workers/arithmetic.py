@@ -1,0 +1,102 @@
+"""The little arithmetic that conversions need, defined so that every device gives the same bytes.
+
+Casts are defined on the bits: round to nearest, ties to even; a NaN keeps its sign and becomes the quiet NaN of the
+target type, since the libraries and devices differ only there. ``NumpyArithmetic`` is the reference and
+runs anywhere; ``workers.engines.gpu`` does the same on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Elements = NDArray[Any]
+
+BLOCK_ELEMENTS = 1 << 16
+"""Elements cast at a time: input, output and temporaries of a block stay in a core's cache."""
+
+
+class Arithmetic(Protocol):
+    """Casts and sums over opaque elements (see ``ElementType.numpy_type``)."""
+
+    def cast(self, values: Elements, source: str, out: Elements, target: str) -> None:
+        """Write ``values`` (safetensors dtype ``source``) into ``out`` as dtype ``target``; shapes are equal."""
+
+    def add_lora(
+        self, operands: tuple[tuple[Elements, str], tuple[Elements, str], tuple[Elements, str]],
+        scale: float, out: Elements, target: str,
+    ) -> None:
+        """Write base + scale * (b @ a) into ``out``; operands are (base, a, b), each with its dtype."""
+
+
+class NumpyArithmetic:
+    """Arithmetic on the CPU."""
+
+    def cast(self, values: Elements, source: str, out: Elements, target: str) -> None:
+        if source == target:
+            out[...] = values
+            return
+        if not out.flags.c_contiguous:
+            dense = np.empty(out.shape, dtype=out.dtype)
+            self.cast(values, source, dense, target)
+            out[...] = dense
+            return
+        flat, result = np.ascontiguousarray(values).reshape(-1), out.reshape(-1)
+        for start in range(0, len(flat), BLOCK_ELEMENTS):
+            block = slice(start, start + BLOCK_ELEMENTS)
+            _cast_block(flat[block], source, result[block], target)
+
+    def add_lora(
+        self, operands: tuple[tuple[Elements, str], tuple[Elements, str], tuple[Elements, str]],
+        scale: float, out: Elements, target: str,
+    ) -> None:
+        base, a, b = (self.as_float32(values, dtype) for values, dtype in operands)
+        merged = base + np.float32(scale) * (b @ a)
+        self.cast(merged.view(np.uint32), "F32", out, target)
+
+    def as_float32(self, values: Elements, dtype: str) -> NDArray[np.float32]:
+        """The values as float32 numbers."""
+        if dtype == "F32":
+            return np.ascontiguousarray(values).view(np.float32)
+        wide = np.empty(values.shape, dtype=np.uint32)
+        self.cast(values, dtype, wide, "F32")
+        return wide.view(np.float32)
+
+
+def _cast_block(values: Elements, source: str, out: Elements, target: str) -> None:
+    if source in ("F64", "F16"):
+        single = values.view(_NUMPY_FLOATS[source]).astype(np.float32).view(np.uint32)
+    elif source == "BF16":
+        single = values.astype(np.uint32) << np.uint32(16)
+    elif source == "F32":
+        single = values.view(np.uint32)
+    else:
+        raise NotImplementedError(f"cast from {source}")
+    if target == "BF16":
+        round_to_bfloat16(single, out)
+    elif target == "F32":
+        out[...] = single
+    elif target in _NUMPY_FLOATS:
+        with np.errstate(over="ignore"):  # beyond float16's range is infinity, as in torch
+            out[...] = single.view(np.float32).astype(_NUMPY_FLOATS[target]).view(out.dtype)
+    else:
+        raise NotImplementedError(f"cast to {target}")
+
+
+_NUMPY_FLOATS: dict[str, Any] = {"F64": np.float64, "F16": np.float16}
+
+
+def round_to_bfloat16(single: NDArray[np.uint32], out: NDArray[np.uint16]) -> None:
+    """Round float32 bits to bfloat16 bits: add half of the last kept place, plus its own bit for ties, and cut."""
+    rounded = single >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += single
+    rounded >>= np.uint32(16)
+    out[...] = rounded
+    magnitude = np.bitwise_and(single, np.uint32(0x7FFFFFFF), out=rounded)
+    if magnitude.max(initial=0) > np.uint32(0x7F800000):
+        nan = magnitude > np.uint32(0x7F800000)
+        out[nan] = ((single[nan] >> np.uint32(16)) & np.uint32(0x8000)) | np.uint32(0x7FC0)

@@ -1,0 +1,314 @@
+"""``Checkpoint``: the one picture of any source. Names, shapes and where each byte lies; not one weight.
+
+Readers build it through ``CheckpointBuilder``; everything after them sees nothing else of the source. Pieces are
+kept in columns (``PieceTable``), since a large run has millions of them; ``Piece`` is the view of one row for people.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.dtypes import ELEMENT_TYPES, size_bytes
+from workers.errors import GeometryMismatch, IncompleteCheckpoint
+from workers.geometry import cover_faults, same_box_as_previous
+from workers.storage import FolderAddress
+
+MAX_DIMENSIONS = 8
+"""Most dimensions a tensor may have; models use up to five, convolutions included."""
+
+NO_CHECKSUM = -1
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor of the checkpoint: its name there, safetensors dtype and global shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return size_bytes(self.dtype, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file that holds weights. ``version`` changes when the file does, ``digest`` is that of its metadata."""
+
+    path: str
+    size_bytes: int
+    rank: int | None = None
+    digest: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """A small file that belongs to the model (tokenizer, generation config, code) and is carried over as it is."""
+
+    source_path: str
+    target_path: str
+    size_bytes: int
+    folder: FolderAddress | None = None
+    """Where it is read from when that isn't the checkpoint's own folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageTable:
+    """Byte ranges of files that were written, and are checksummed, as a whole. One row each."""
+
+    file: NDArray[np.int32]
+    offset: IntArray
+    length: IntArray
+    crc32: IntArray
+    """CRC-32 of the range as its file records it, or ``NO_CHECKSUM``."""
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTable:
+    """Boxes of tensors and where they lie, sorted by tensor, then offsets. One row each; unused dimensions are 0 / 1."""
+
+    tensor: NDArray[np.int32]
+    storage: NDArray[np.int32]
+    start: IntArray
+    """Byte offset in the file of the piece's first element."""
+    offsets: IntArray
+    """[pieces, dimensions]: where the box begins in the global tensor."""
+    sizes: IntArray
+    strides: IntArray
+    """[pieces, dimensions]: distance in elements between neighbours in the file."""
+    first: IntArray
+    """[tensors + 1]: the rows of tensor t are first[t] to first[t + 1]."""
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def rows(self, tensor: int) -> range:
+        return range(int(self.first[tensor]), int(self.first[tensor + 1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One row of the piece table, for people and tests."""
+
+    rank: int | None
+    file: str
+    offset: int
+    length: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What is known of a LoRA adapter that a checkpoint holds beside its base weights."""
+
+    lora_alpha: float | None
+    alpha_source: str
+    """Where the alpha comes from (a file's name, an option), or what was looked at in vain."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys for adapter_config.json (``task_type``, ``use_rslora`` ...)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything that planning needs to know of a source."""
+
+    address: FolderAddress
+    format: str
+    naming: str
+    """Whose tensor names these are: ``transformers`` (module names), or a framework's own."""
+    files: tuple[SourceFile, ...]
+    tensors: tuple[TensorInfo, ...]
+    storages: StorageTable
+    pieces: PieceTable
+    replicas: PieceTable
+    """Further copies of boxes that ``pieces`` has already; they are compared, not converted."""
+    config: Mapping[str, Any] | None = None
+    config_path: str | None = None
+    side_files: tuple[SideFile, ...] = ()
+    adapter: Adapter | None = None
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    """How training was laid out, for people: world_size, mesh, placements."""
+    evidence: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def index(self) -> dict[str, int]:
+        """Tensor name -> its number."""
+        return {tensor.name: number for number, tensor in enumerate(self.tensors)}
+
+    def pieces_of(self, tensor: int, *, replicas: bool = False) -> Iterator[Piece]:
+        """The pieces of a tensor as records."""
+        table = self.replicas if replicas else self.pieces
+        dimensions = len(self.tensors[tensor].shape)
+        width = ELEMENT_TYPES[self.tensors[tensor].dtype].size_bytes
+        for row in table.rows(tensor):
+            file = self.files[self.storages.file[table.storage[row]]]
+            sizes = tuple(map(int, table.sizes[row, :dimensions]))
+            yield Piece(
+                rank=file.rank,
+                file=file.path,
+                offset=int(table.start[row]),
+                length=width * prod(sizes),
+                offsets=tuple(map(int, table.offsets[row, :dimensions])),
+                sizes=sizes,
+                strides=tuple(map(int, table.strides[row, :dimensions])),
+            )
+
+
+class CheckpointBuilder:
+    """Collects tensors, storages and pieces from a reader, then proves that the pieces tile the tensors."""
+
+    def __init__(self) -> None:
+        self.files: list[SourceFile] = []
+        self.tensors: list[TensorInfo] = []
+        self._numbers: dict[str, int] = {}
+        self._storages = array("q")
+        self._pieces = array("q")
+        self._geometry = array("q")
+
+    def add_file(self, file: SourceFile) -> int:
+        self.files.append(file)
+        return len(self.files) - 1
+
+    def add_tensor(self, name: str, dtype: str, shape: tuple[int, ...]) -> int:
+        """The number of the tensor of that name; a second dtype or shape for a name is an error."""
+        number = self._numbers.get(name)
+        if number is None:
+            if len(shape) > MAX_DIMENSIONS:
+                raise GeometryMismatch(
+                    f"tensor {name} has {len(shape)} dimensions, more than the {MAX_DIMENSIONS} that are supported",
+                    tensor=name,
+                )
+            self._numbers[name] = number = len(self.tensors)
+            self.tensors.append(TensorInfo(name, dtype, shape))
+        elif (known := self.tensors[number]).shape != shape or known.dtype != dtype:
+            raise GeometryMismatch(
+                f"tensor {name} is {dtype} {list(shape)} in {self.files[-1].path}, but {known.dtype} {list(known.shape)} "
+                "in the files before it",
+                tensor=name,
+                file=self.files[-1].path,
+                expected=f"{known.dtype} {list(known.shape)}",
+                found=f"{dtype} {list(shape)}",
+                hint="The files belong to different runs or steps; bring together the files of one checkpoint.",
+            )
+        return number
+
+    def add_storage(self, file: int, offset: int, length: int, crc32: int | None) -> int:
+        self._storages.extend((file, offset, length, NO_CHECKSUM if crc32 is None else crc32))
+        return len(self._storages) // 4 - 1
+
+    def add_piece(
+        self,
+        tensor: int,
+        storage: int,
+        start: int,
+        box: tuple[tuple[int, ...], tuple[int, ...]],
+        strides: tuple[int, ...],
+    ) -> None:
+        """Add a box (offsets, sizes) of a tensor whose first element lies at byte ``start`` of the storage's file."""
+        offsets, sizes = box
+        if 0 in sizes:
+            return
+        self._pieces.extend((tensor, storage, start))
+        rest = MAX_DIMENSIONS - len(sizes)
+        self._geometry.extend((*offsets, *(0,) * rest, *sizes, *(1,) * rest, *strides, *(0,) * rest))
+
+    def tables(self) -> tuple[StorageTable, PieceTable, PieceTable]:
+        """Storages, pieces that tile every tensor exactly, and their replicas.
+
+        Raises ``IncompleteCheckpoint`` where elements of a tensor are in no piece and ``GeometryMismatch`` where
+        pieces overlap in part.
+        """
+        storages = _columns(self._storages, 4)
+        columns, geometry = _columns(self._pieces, 3), _columns(self._geometry, 3 * MAX_DIMENSIONS)
+        offsets, sizes, strides = np.split(geometry, 3, axis=1)
+        dimensions = max((len(tensor.shape) for tensor in self.tensors), default=1) or 1
+        offsets, sizes = offsets[:, :dimensions], sizes[:, :dimensions]
+        order = np.lexsort((*sizes.T[::-1], *offsets.T[::-1], columns[:, 0]))
+        table = _Rows(columns[order], offsets[order], sizes[order], strides[order, :dimensions])
+        repeat = same_box_as_previous(table.columns[:, 0], table.offsets, table.sizes)
+        pieces, replicas = (table.select(rows).table(len(self.tensors)) for rows in (~repeat, repeat))
+        self._check_cover(pieces, storages)
+        table_of_storages = StorageTable(storages[:, 0].astype(np.int32), *(storages[:, i].copy() for i in (1, 2, 3)))
+        return table_of_storages, pieces, replicas
+
+    def _check_cover(self, pieces: PieceTable, storages: IntArray) -> None:
+        dimensions = pieces.offsets.shape[1]
+        shapes = np.ones((len(self.tensors), dimensions), dtype=np.int64)
+        for number, tensor in enumerate(self.tensors):
+            shapes[number, : len(tensor.shape)] = tensor.shape
+        for fault in cover_faults(pieces.tensor, pieces.offsets, pieces.sizes, shapes):
+            tensor = self.tensors[fault.owner]
+            if fault.overlapping_rows:
+                boxes = [_box_text(pieces, row, len(tensor.shape)) for row in fault.overlapping_rows]
+                files = [self.files[storages[pieces.storage[row], 0]].path for row in fault.overlapping_rows]
+                raise GeometryMismatch(
+                    f"pieces of tensor {tensor.name} {list(tensor.shape)} overlap: {boxes[0]} in {files[0]} and "
+                    f"{boxes[1]} in {files[1]}",
+                    tensor=tensor.name,
+                    file=files[1],
+                    hint="The files belong to different runs or world sizes; bring together those of one checkpoint.",
+                )
+            raise IncompleteCheckpoint(
+                f"{fault.missing_elements} of the {prod(tensor.shape)} elements of tensor {tensor.name} "
+                f"{list(tensor.shape)} are in no file",
+                tensor=tensor.name,
+                expected=f"pieces that cover {list(tensor.shape)}",
+                found=", ".join(_box_text(pieces, row, len(tensor.shape)) for row in list(pieces.rows(fault.owner))[:8])
+                or "no piece",
+                hint="A rank's file is missing from the folder or was written by another run.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    columns: IntArray
+    offsets: IntArray
+    sizes: IntArray
+    strides: IntArray
+
+    def select(self, rows: NDArray[np.bool_]) -> _Rows:
+        return _Rows(self.columns[rows], self.offsets[rows], self.sizes[rows], self.strides[rows])
+
+    def table(self, tensors: int) -> PieceTable:
+        owner = self.columns[:, 0].astype(np.int32)
+        first = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=tensors)))).astype(np.int64)
+        storage, start = self.columns[:, 1].astype(np.int32), self.columns[:, 2].copy()
+        return PieceTable(owner, storage, start, self.offsets, self.sizes, self.strides, first)
+
+
+def _columns(values: array[int], width: int) -> IntArray:
+    return np.frombuffer(values, dtype=np.int64).reshape(-1, width) if values else np.zeros((0, width), dtype=np.int64)
+
+
+def _box_text(pieces: PieceTable, row: int, dimensions: int) -> str:
+    spans = (
+        f"{offset}:{offset + size}"
+        for offset, size in zip(pieces.offsets[row, :dimensions], pieces.sizes[row, :dimensions], strict=True)
+    )
+    return f"[{', '.join(spans)}]"
+
+
+def element_counts(tensors: Sequence[TensorInfo]) -> dict[str, int]:
+    """Elements per dtype, for people."""
+    counts: dict[str, int] = {}
+    for tensor in tensors:
+        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + prod(tensor.shape)
+    return counts

@@ -1,0 +1,87 @@
+"""What a running conversion tells whoever watches: the command line, the service, a test.
+
+Events are plain records. An observer is called from the thread that drives the conversion, must return quickly
+and must not raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan is made; ``summary`` is its printable, JSON-ready form (``Plan.summary``)."""
+
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The destination is claimed; ``kept_files`` were proved finished by an earlier attempt's journal."""
+
+    attempt: str
+    kept_files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the weights are; sent at most twice a second and once at the end. Sizes in bytes of output."""
+
+    bytes_done: int
+    bytes_total: int
+    bytes_read: int
+    tensors_done: int
+    tensors_total: int
+    files_done: int
+    files_total: int
+    workers: dict[str, str] = field(default_factory=dict)
+    """Worker name -> what it does now."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileCompleted:
+    """An output file is whole at the destination (not yet committed)."""
+
+    name: str
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Something that does not stop the conversion but that its user should know."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """A part is made again because a worker or a node was lost."""
+
+    part: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verifying:
+    """All bytes are written; checksums, replicas and, when asked, the written files are being compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The manifest is written: the model is finished at ``location``."""
+
+    location: str
+    manifest: dict[str, Any]
+
+
+Event = Planned | Started | Progress | FileCompleted | Warned | Retried | Verifying | Committed
+Observer = Callable[[Event], None]
+
+
+def ignore(_event: Event) -> None:
+    """The observer of whoever does not want to know."""
