@@ -1,0 +1,242 @@
+"""A folder of a local or shared file system.
+
+Links: a link to a file is read like the file, since caches of models are made of links; a link to a folder is
+entered only when a path names it. Writing and deleting replace or remove the link itself. A profile that confines
+local folders also confines where links may lead.
+"""
+
+# Paths are plain text here: a pathlib object per call costs more than the call itself.
+# ruff: noqa: PTH108, PTH110, PTH112, PTH114, PTH116, PTH118, PTH120
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from workers.errors import CorruptFile, IncompleteCheckpoint, InsufficientResources, InvalidOption, StorageError
+from workers.storage.addresses import FolderAddress, Location, check_file_path, check_path
+from workers.storage.descriptors import DESCRIPTORS
+from workers.storage.folder import Buffer, FileEntry, Folder, UsageMeter, exactly
+from workers.storage.local_write import is_bookkeeping, version_of, write_file
+from workers.storage.ranges import coalesce, scatter
+
+# Reading over a gap of this size costs about as much as another system call and seek on an SSD.
+_MAX_GAP_BYTES = 32 * 2**10
+_MAX_SPAN_BYTES = 16 * 2**20
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class LocalFolder(Folder):
+    """A folder by its absolute path; ``roots``, when given, are the only trees that links may lead into."""
+
+    def __init__(self, address: FolderAddress, roots: tuple[str, ...] = (), meter: UsageMeter | None = None) -> None:
+        self.address = address
+        self._root = address.url
+        self._roots = roots
+        self._meter = meter or UsageMeter()
+
+    def __repr__(self) -> str:
+        return f"LocalFolder({self.address.url!r})"
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    def local_path(self, path: str = "") -> str:
+        target = os.path.join(self._root, check_path(path)) if path else self._root
+        return self._confine(target) if self._roots else target
+
+    def subfolder(self, path: str) -> LocalFolder:
+        return LocalFolder(self.address.child(path), self._roots, self._meter)
+
+    def exists(self) -> bool:
+        with _told(self.address.url):
+            return os.path.isdir(self._root)
+
+    # --- reading -------------------------------------------------------------------------------------------
+    def list(self, prefix: str = "", *, recursive: bool = True) -> list[FileEntry]:
+        prefix = check_path(prefix)
+        with _told(self.local_path(prefix)):
+            return sorted(self._scan(prefix, recursive=recursive), key=lambda entry: entry.path)
+
+    def subfolders(self, prefix: str = "") -> builtins.list[str]:
+        self._meter.add("lists")
+        with _told(self.local_path(prefix)), suppress(FileNotFoundError), os.scandir(self.local_path(prefix)) as found:
+            return sorted(item.name for item in found if item.is_dir() and _is_portable(item.name))
+        return []
+
+    def stat(self, path: str) -> FileEntry | None:
+        self._meter.add("heads")
+        target = self._file(path)
+        with _told(target), suppress(FileNotFoundError, NotADirectoryError):
+            status = os.stat(target)
+            return _entry(path, status) if stat.S_ISREG(status.st_mode) else None
+        return None
+
+    def read(self, path: str, offset: int = 0, length: int | None = None, *, version: str | None = None) -> bytes:
+        with self._opened(path, version) as (descriptor, status):
+            there = max(status.st_size - offset, 0)
+            wanted = status.st_size - offset if length is None else length
+            if not 0 <= wanted <= there:  # before anything is allocated: a damaged header may ask for terabytes
+                raise _short(self._file(path), offset, max(wanted, 0), there)
+            data = os.pread(descriptor, wanted, offset)
+            if len(data) < wanted:  # one call reads at most 2 GiB
+                whole = bytearray(wanted)
+                whole[: len(data)] = data
+                self._fill(path, descriptor, offset, memoryview(whole), done=len(data))
+                data = bytes(whole)
+        self._meter.read(wanted)
+        return data
+
+    def read_into(self, path: str, offset: int, buffer: memoryview, *, version: str | None = None) -> None:
+        with self._opened(path, version) as (descriptor, _):
+            self._fill(path, descriptor, offset, buffer)
+        self._meter.read(buffer.nbytes)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None
+    ) -> Sequence[memoryview]:
+        spans = coalesce(ranges, max_gap=_MAX_GAP_BYTES, max_length=_MAX_SPAN_BYTES)
+        views = []
+        with self._opened(path, version) as (descriptor, status):
+            for span in spans:
+                if span.offset + span.length > status.st_size:
+                    raise _short(self._file(path), span.offset, span.length, max(status.st_size - span.offset, 0))
+                views.append(memoryview(bytearray(span.length)))
+                self._fill(path, descriptor, span.offset, views[-1])
+                self._meter.read(span.length)
+        return scatter(spans, views, ranges)
+
+    # --- writing -------------------------------------------------------------------------------------------
+    def write(self, path: str, data: Buffer, *, if_absent: bool = False, if_version: str | None = None) -> FileEntry:
+        return self._write(path, (data,), if_absent=if_absent, if_version=if_version)
+
+    def write_stream(self, path: str, chunks: Iterable[Buffer], size_bytes: int) -> FileEntry:
+        return self._write(path, exactly(chunks, size_bytes, path))
+
+    def delete(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            target = self._file(path)
+            self._meter.add("deletes")
+            DESCRIPTORS.forget(target)
+            with _told(target), suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(target)
+
+    def delete_prefix(self, prefix: str) -> None:
+        target = self._file(prefix)
+        self._meter.add("deletes")
+        with _told(target), suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.islink(target):
+                os.unlink(target)
+            else:
+                shutil.rmtree(target)
+
+    def free_bytes(self) -> int | None:
+        path = self._root
+        while not os.path.exists(path):
+            path = os.path.dirname(path)
+        with _told(path):
+            status = os.statvfs(path)
+            return status.f_bavail * status.f_frsize
+
+    # -------------------------------------------------------------------------------------------------------
+    def _file(self, path: str) -> str:
+        target = os.path.join(self._root, check_file_path(path))
+        return self._confine(target) if self._roots else target
+
+    def _scan(self, prefix: str, *, recursive: bool) -> Iterator[FileEntry]:
+        self._meter.add("lists")
+        with suppress(FileNotFoundError), os.scandir(self.local_path(prefix)) as found:
+            for item in found:
+                path = f"{prefix}/{item.name}" if prefix else item.name
+                if not _is_portable(item.name):
+                    continue
+                if item.is_dir(follow_symlinks=False):
+                    if recursive:
+                        yield from self._scan(path, recursive=True)
+                elif item.is_file() and not is_bookkeeping(item.name):
+                    yield _entry(path, item.stat())
+
+    @contextmanager
+    def _opened(self, path: str, version: str | None) -> Iterator[tuple[int, os.stat_result]]:
+        target = self._file(path)
+        with _told(target), DESCRIPTORS.open(target) as (descriptor, status):
+            if version is not None and version != version_of(status):
+                raise CorruptFile(
+                    f"{target} changed since it was first looked at",
+                    file=target,
+                    expected=version,
+                    found=version_of(status),
+                    hint="Wait until nothing writes to the checkpoint, then start again.",
+                )
+            yield descriptor, status
+
+    def _confine(self, target: str) -> str:
+        """Refuse a path whose links lead out of ``roots``; no defence against links swapped at this very moment."""
+        real = Location("file", "", os.path.realpath(target))
+        if not any(real.is_inside(Location("file", "", os.path.realpath(root))) for root in self._roots):
+            message = f"{target} leads out of the folders that storage profile {self.address.profile!r} allows"
+            raise StorageError(message, file=target)
+        return target
+
+    def _fill(self, path: str, descriptor: int, offset: int, buffer: memoryview, done: int = 0) -> None:
+        total = buffer.nbytes
+        while done < total:
+            count = os.preadv(descriptor, [buffer[done:] if done else buffer], offset + done)
+            if not count:
+                raise _short(self._file(path), offset, total, done)
+            done += count
+
+    def _write(
+        self, path: str, chunks: Iterable[Buffer], *, if_absent: bool = False, if_version: str | None = None
+    ) -> FileEntry:
+        target = self._file(path)
+        DESCRIPTORS.forget(target)
+        with _told(target, writing=True):
+            status = write_file(target, chunks, if_absent=if_absent, if_version=if_version)
+        self._meter.wrote(status.st_size)
+        return _entry(path, status)
+
+
+def _entry(path: str, status: os.stat_result) -> FileEntry:
+    return FileEntry(path, status.st_size, None, version_of(status))
+
+
+def _is_portable(name: str) -> bool:
+    """Whether a name on the disk could be asked for again through ``check_path``."""
+    with suppress(InvalidOption):
+        return bool(check_path(name))
+    return False
+
+
+def _short(path: str, offset: int, expected: int, found: int) -> CorruptFile:
+    return CorruptFile(
+        f"{path} changed or is truncated: expected {expected} bytes at offset {offset}, found {found}",
+        file=path,
+        expected=f"{expected} bytes",
+        found=f"{found} bytes",
+        hint="Copy the file again, or wait until the trainer has finished writing it.",
+    )
+
+
+@contextmanager
+def _told(path: str, *, writing: bool = False) -> Iterator[None]:
+    """Turn what the operating system says into our errors."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise InsufficientResources(f"no space is left for {path}", file=path) from error
+        if isinstance(error, FileNotFoundError) and not writing:
+            hint = "Check the path, and that the checkpoint was copied completely."
+            raise IncompleteCheckpoint(f"{path} is missing", file=path, hint=hint) from error
+        if isinstance(error, NotADirectoryError | IsADirectoryError):
+            raise StorageError(f"{path}: there is a folder where a file is needed, or the other way round") from error
+        hint = "Check who owns the folder and its permissions." if isinstance(error, PermissionError) else ""
+        verb = "written" if writing else "read"
+        raise StorageError(f"{path} could not be {verb}: {error.strerror or error}", file=path, hint=hint) from error

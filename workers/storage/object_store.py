@@ -1,0 +1,360 @@
+"""A folder that is a prefix of an object store (S3, GCS, Azure or a named store in memory), through obstore.
+
+Large ranges are fetched as concurrent ranged GETs; a large file is one multipart upload. obstore has no way to
+list or abort the uploads that a killed process leaves open: their parts are invisible but paid for until a
+lifecycle rule of the bucket ("abort incomplete multipart uploads") removes them.
+
+A conditional write whose answer is lost on the network may be repeated by the client and then find its own first
+attempt: a writer that must know who won reads the file back and looks for its own mark.
+"""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import MemoryStore
+
+from workers.errors import CorruptFile, StorageError
+from workers.storage.addresses import FolderAddress, Location, check_file_path, check_path
+from workers.storage.folder import AlreadyExists, Buffer, FileEntry, Folder, UsageMeter, VersionMismatch, exactly
+from workers.storage.object_errors import ErrorTeller, is_out_of_range
+from workers.storage.profiles import Profile, environment_secrets
+from workers.storage.ranges import Span, coalesce, cut, scatter
+from workers.storage.stores import build_store
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta, PutMode
+    from obstore.store import ObjectStore
+
+MiB = 2**20
+GET_BYTES = 8 * MiB
+MIN_PART_BYTES = 16 * MiB
+MAX_PARTS = 9_000  # stores allow 10,000 parts of one upload
+_MAX_GAP_BYTES = MiB  # what a connection transfers during about one round trip to a store
+_LIST_PAGE = 1_000
+
+_T = TypeVar("_T")
+
+# Threads only wait for the network here. None of the tasks submits another one.
+_FETCHERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="unshard-get")
+
+_memory_stores: dict[str, MemoryStore] = {}
+_memory_lock = threading.Lock()
+
+
+def part_bytes(size_bytes: int) -> int:
+    """The size of the parts in which ``write_stream`` uploads a file of this size."""
+    return max(MIN_PART_BYTES, -(-size_bytes // MAX_PARTS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Got:
+    data: memoryview
+    file_bytes: int
+    etag: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """What a folder and its subfolders share."""
+
+    store: ObjectStore
+    teller: ErrorTeller
+    upload_concurrency: int
+
+
+def open_object_folder(address: FolderAddress, location: Location, profile: Profile) -> ObjectFolder:
+    """Connect a folder of a store; sends no request."""
+    secrets = profile.secrets()
+    teller = ErrorTeller(address.url, address.profile, (*secrets.values(), *environment_secrets()))
+    store: ObjectStore
+    if location.scheme == "memory":
+        with _memory_lock:
+            store = _memory_stores.setdefault(location.bucket, MemoryStore())
+    else:
+        with teller.told():
+            store = build_store(location, profile, secrets)
+    return ObjectFolder(
+        address, location.path, _Connection(store, teller, profile.limits.upload_concurrency), UsageMeter()
+    )
+
+
+class ObjectFolder(Folder):
+    """A prefix in a bucket."""
+
+    def __init__(self, address: FolderAddress, prefix: str, connection: _Connection, meter: UsageMeter) -> None:
+        self.address = address
+        self._prefix = prefix
+        self._connection = connection
+        self._store = connection.store
+        self._told = connection.teller.told
+        self._meter = meter
+
+    def __repr__(self) -> str:
+        return f"ObjectFolder({self.address.url!r}, profile={self.address.profile!r})"
+
+    @property
+    def is_local(self) -> bool:
+        return False
+
+    def local_path(self, path: str = "") -> None:
+        check_path(path)
+
+    def subfolder(self, path: str) -> ObjectFolder:
+        return ObjectFolder(self.address.child(path), self._key(check_path(path)), self._connection, self._meter)
+
+    def exists(self) -> bool:
+        self._meter.add("lists")
+        with self._told():
+            return any(page for page in self._store.list(self._prefix or None, chunk_size=1))
+
+    # --- reading -------------------------------------------------------------------------------------------
+    def list(self, prefix: str = "", *, recursive: bool = True) -> builtins.list[FileEntry]:
+        base = self._key(check_path(prefix)) or None
+        with self._told(prefix):
+            if recursive:
+                found = [meta for page in self._store.list(base, chunk_size=_LIST_PAGE) for meta in page]
+            else:
+                found = builtins.list(self._store.list_with_delimiter(base)["objects"])
+        self._meter.add("lists", 1 + len(found) // _LIST_PAGE)
+        return sorted((self._entry(meta) for meta in found), key=lambda entry: entry.path)
+
+    def subfolders(self, prefix: str = "") -> builtins.list[str]:
+        self._meter.add("lists")
+        with self._told(prefix):
+            found = self._store.list_with_delimiter(self._key(check_path(prefix)) or None)["common_prefixes"]
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+    def stat(self, path: str) -> FileEntry | None:
+        key = self._key(check_file_path(path))
+        self._meter.add("heads")
+        with self._told(path):
+            try:
+                return self._entry(self._store.head(key))
+            except FileNotFoundError:
+                return None
+
+    def read(self, path: str, offset: int = 0, length: int | None = None, *, version: str | None = None) -> bytes:
+        if length == 0:
+            return b""
+        first = self._get(path, offset, GET_BYTES if length is None else min(length, GET_BYTES), version)
+        wanted = first.file_bytes - offset if length is None else length
+        if not 0 <= wanted <= first.file_bytes - offset:  # before anything is allocated
+            raise self._short(path, offset, max(wanted, 0), max(first.file_bytes - offset, 0))
+        if len(first.data) == wanted:
+            return bytes(first.data)
+        whole = bytearray(wanted)
+        done = len(first.data)
+        whole[:done] = first.data
+        self.read_into(path, offset + done, memoryview(whole)[done:], version=version or first.etag)
+        return bytes(whole)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview, *, version: str | None = None) -> None:
+        flat = buffer.cast("B")
+        _together(
+            [
+                partial(self._fill, path, offset + at, flat[at : at + size], version)
+                for at, size in cut(len(flat), GET_BYTES)
+            ]
+        )
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None
+    ) -> Sequence[memoryview]:
+        spans = coalesce(ranges, max_gap=_MAX_GAP_BYTES, max_length=GET_BYTES)
+        self._check_large(path, spans)
+        views = _together(
+            [partial(self._read_span, path, span, version) for span in spans if span.length <= GET_BYTES]
+        )
+        short = iter(views)
+        return scatter(
+            spans,
+            [next(short) if span.length <= GET_BYTES else self._read_long(path, span, version) for span in spans],
+            ranges,
+        )
+
+    # --- writing -------------------------------------------------------------------------------------------
+    def write(self, path: str, data: Buffer, *, if_absent: bool = False, if_version: str | None = None) -> FileEntry:
+        key, view = self._key(check_file_path(path)), memoryview(data).cast("B")
+        mode: PutMode = "create" if if_absent else {"e_tag": if_version} if if_version is not None else "overwrite"
+        with self._told(path):
+            try:
+                result = self._store.put(key, view, mode=mode, use_multipart=False)
+            except AlreadyExistsError:
+                raise AlreadyExists(f"{self.address.url}/{path} exists already", file=path) from None
+            except PreconditionError:
+                where = f"{self.address.url}/{path}"
+                raise VersionMismatch(f"{where} was changed", file=path, expected=if_version) from None
+        self._meter.wrote(len(view))
+        return FileEntry(path, len(view), result["e_tag"], result["e_tag"] or "")
+
+    def write_stream(self, path: str, chunks: Iterable[Buffer], size_bytes: int) -> FileEntry:
+        if not size_bytes:
+            return self.write(path, b"".join(exactly(chunks, 0, path)))
+        key, part = self._key(check_file_path(path)), part_bytes(size_bytes)
+        source = _Source(exactly(chunks, size_bytes, path))
+        try:
+            result = self._store.put(
+                key, source, chunk_size=part, max_concurrency=self._connection.upload_concurrency, use_multipart=True
+            )
+        except BaseException as error:
+            if source.failure is not None:
+                raise source.failure from None
+            if isinstance(error, BaseError | OSError | ValueError):
+                raise self._connection.teller.translate(error, path) from None
+            raise
+        self._meter.wrote(size_bytes, requests=2 + -(-size_bytes // part))
+        return self._confirm(path, size_bytes, result["e_tag"])
+
+    def delete(self, paths: Sequence[str]) -> None:
+        keys = [self._key(check_file_path(path)) for path in paths]
+        if not keys:
+            return
+        self._meter.add("deletes", -(-len(keys) // _LIST_PAGE))
+        with self._told():
+            try:
+                self._store.delete(keys)
+            except FileNotFoundError:
+                self._delete_one_by_one(keys)
+
+    def delete_prefix(self, prefix: str) -> None:
+        self.delete([entry.path for entry in self.list(check_file_path(prefix))])
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    # -------------------------------------------------------------------------------------------------------
+    def _key(self, path: str) -> str:
+        return f"{self._prefix}/{path}" if self._prefix and path else self._prefix or path
+
+    def _entry(self, meta: ObjectMeta) -> FileEntry:
+        path = meta["path"][len(self._prefix) + 1 :] if self._prefix else meta["path"]
+        return FileEntry(path, meta["size"], meta["e_tag"], meta["e_tag"] or meta["last_modified"].isoformat())
+
+    def _get(self, path: str, offset: int, length: int, version: str | None) -> _Got:
+        """One GET: at most ``length`` bytes, fewer or none when the file ends before."""
+        options: GetOptions = {"range": (offset, offset + length)}
+        if version is not None:
+            options["if_match"] = version
+        with self._told(path):
+            try:
+                found = self._store.get(self._key(check_file_path(path)), options=options)
+                data = memoryview(found.bytes())
+            except PreconditionError:
+                raise self._changed(path, version) from None
+            except BaseError as error:
+                if not is_out_of_range(error):
+                    raise
+                entry = self.stat(path)
+                return _Got(memoryview(b""), entry.size_bytes if entry else 0, None)
+        self._meter.read(len(data))
+        return _Got(data, found.meta["size"], found.meta["e_tag"])
+
+    def _fetch(self, path: str, offset: int, length: int, version: str | None) -> memoryview:
+        data = self._get(path, offset, length, version).data
+        if len(data) != length:
+            raise self._short(path, offset, length, len(data))
+        return data
+
+    def _fill(self, path: str, offset: int, buffer: memoryview, version: str | None) -> None:
+        buffer[:] = self._fetch(path, offset, len(buffer), version)
+
+    def _read_span(self, path: str, span: Span, version: str | None) -> memoryview:
+        return self._fetch(path, span.offset, span.length, version)
+
+    def _read_long(self, path: str, span: Span, version: str | None) -> memoryview:
+        view = memoryview(bytearray(span.length))
+        self.read_into(path, span.offset, view, version=version)
+        return view
+
+    def _check_large(self, path: str, spans: Sequence[Span]) -> None:
+        """Refuse ranges beyond the end before memory is taken for them: a damaged header may ask for terabytes."""
+        if not spans or max(span.length for span in spans) <= GET_BYTES:
+            return
+        entry = self.stat(path)
+        for span in spans:
+            if entry is not None and span.offset + span.length > entry.size_bytes:
+                raise self._short(path, span.offset, span.length, max(entry.size_bytes - span.offset, 0))
+
+    def _confirm(self, path: str, size_bytes: int, etag: str | None) -> FileEntry:
+        """Ask the store what it has now, and insist on the size."""
+        entry = self.stat(path)
+        if entry is None or entry.size_bytes != size_bytes or (etag is not None and entry.etag != etag):
+            found = f"{entry.size_bytes} bytes, ETag {entry.etag}" if entry else "nothing"
+            raise StorageError(
+                f"{self.address.url}/{path} is not what was just written",
+                file=path,
+                expected=f"{size_bytes} bytes, ETag {etag}",
+                found=found,
+                hint="Check that nothing else writes there, then start again.",
+            )
+        return entry
+
+    def _delete_one_by_one(self, keys: Sequence[str]) -> None:
+        """For stores that stop a bulk deletion at a missing object."""
+        for key in keys:
+            with suppress(FileNotFoundError):
+                self._store.delete(key)
+
+    def _short(self, path: str, offset: int, expected: int, found: int) -> CorruptFile:
+        return CorruptFile(
+            f"{self.address.url}/{path} changed or is truncated: "
+            f"expected {expected} bytes at offset {offset}, found {found}",
+            file=path,
+            expected=f"{expected} bytes",
+            found=f"{found} bytes",
+            hint="Copy the file again, or wait until the trainer has finished writing it.",
+        )
+
+    def _changed(self, path: str, version: str | None) -> CorruptFile:
+        return CorruptFile(
+            f"{self.address.url}/{path} changed since it was first looked at",
+            file=path,
+            expected=version,
+            hint="Wait until nothing writes to the checkpoint, then start again.",
+        )
+
+
+class _Source:
+    """Hands chunks to obstore and remembers what their producer raised, to tell it from failures of the store."""
+
+    def __init__(self, chunks: Iterator[memoryview]) -> None:
+        self._chunks = chunks
+        self.failure: BaseException | None = None
+
+    def __iter__(self) -> _Source:
+        return self
+
+    def __next__(self) -> memoryview:
+        try:
+            return next(self._chunks)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise
+
+
+def _together(tasks: Sequence[Callable[[], _T]]) -> list[_T]:
+    """Run tasks at once and return their results; raises the first error after every one of them has ended."""
+    if len(tasks) == 1:
+        return [tasks[0]()]
+    futures = [_FETCHERS.submit(task) for task in tasks]
+    try:
+        wait(futures, return_when=FIRST_EXCEPTION)
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)  # they write into memory that belongs to the caller
+    for future in futures:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            raise error
+    return [future.result() for future in futures]
