@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import unquote
 
 from workers.errors import InvalidOption
@@ -114,11 +115,20 @@ def check_path(path: str) -> str:
     return trimmed
 
 
+@lru_cache(maxsize=4096)  # readers ask for ranges of the same files many thousand times
 def check_file_path(path: str) -> str:
     """``check_path`` for a file: the empty path and a slash at the end are refused, too."""
     if not path or path.endswith("/"):
         raise InvalidOption(f"{path!r} names no file")
     return check_path(path)
+
+
+def is_portable(name: str) -> bool:
+    """Whether a name that was found somewhere can be asked for, which ``check_path`` decides."""
+    try:
+        return bool(check_path(name))
+    except InvalidOption:
+        return False
 
 
 def _parse_plain(text: str) -> Location:

@@ -9,15 +9,16 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 from workers.errors import CorruptFile
 
 
 @dataclass(slots=True)
-class _OpenFile:
+class OpenFile:
+    """A file that is open for reading."""
+
     descriptor: int
     device: int
     inode: int
@@ -36,29 +37,40 @@ class DescriptorCache:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
 
-    @contextmanager
-    def open(self, path: str) -> Iterator[tuple[int, os.stat_result]]:
-        """Lend the descriptor of a regular file, with the file's state at this moment."""
-        status = os.stat(path)
-        opened = self._take(path, status)
-        if opened is None:
-            opened, status = self._open(path)
+    def borrow(self, path: str) -> tuple[OpenFile, os.stat_result]:
+        """Lend a regular file, open, with its state at this moment; the borrower must ``give_back`` it."""
         try:
-            yield opened.descriptor, status
-        finally:
-            self._give_back(opened)
+            status = os.stat(path)
+        except FileNotFoundError:
+            self.forget(path)
+            raise
+        opened = self._take(path, status)
+        return (opened, status) if opened is not None else self._open(path)
+
+    def give_back(self, opened: OpenFile) -> None:
+        """End a loan."""
+        with self._lock:
+            opened.users -= 1
+            if not opened.users and not opened.cached:
+                _close(opened)
 
     def forget(self, path: str) -> None:
         """Let go of a file that is about to be replaced or deleted."""
         with self._lock:
             self._drop(path)
 
+    def forget_below(self, folder: str) -> None:
+        """Let go of all files below a folder, so that the space of deleted ones becomes free."""
+        with self._lock:
+            for path in [path for path in self._files if path.startswith(f"{folder}/")]:
+                self._drop(path)
+
     def __len__(self) -> int:
         return len(self._files)
 
-    def _take(self, path: str, status: os.stat_result) -> _OpenFile | None:
+    def _take(self, path: str, status: os.stat_result) -> OpenFile | None:
         with self._lock:
             opened = self._files.get(path)
             if opened is None:
@@ -70,7 +82,7 @@ class DescriptorCache:
             opened.users += 1
             return opened
 
-    def _open(self, path: str) -> tuple[_OpenFile, os.stat_result]:
+    def _open(self, path: str) -> tuple[OpenFile, os.stat_result]:
         # O_NONBLOCK: opening a named pipe for reading would otherwise wait for a writer for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -78,7 +90,7 @@ class DescriptorCache:
         except BaseException:
             os.close(descriptor)
             raise
-        opened = _OpenFile(descriptor, status.st_dev, status.st_ino, users=1, cached=True)
+        opened = OpenFile(descriptor, status.st_dev, status.st_ino, users=1, cached=True)
         with self._lock:
             self._drop(path)
             self._files[path] = opened
@@ -93,12 +105,6 @@ class DescriptorCache:
             if not opened.users:
                 _close(opened)
 
-    def _give_back(self, opened: _OpenFile) -> None:
-        with self._lock:
-            opened.users -= 1
-            if not opened.users and not opened.cached:
-                _close(opened)
-
 
 def _status_of_regular_file(descriptor: int, path: str) -> os.stat_result:
     status = os.fstat(descriptor)
@@ -109,7 +115,7 @@ def _status_of_regular_file(descriptor: int, path: str) -> os.stat_result:
     return status
 
 
-def _close(opened: _OpenFile) -> None:
+def _close(opened: OpenFile) -> None:
     with suppress(OSError):  # a network file system reports old write errors here; this one was only read
         os.close(opened.descriptor)
 

@@ -139,6 +139,9 @@ class Folder(ABC):
         """The requests and bytes so far."""
         return self._meter.snapshot()
 
+    def close(self) -> None:  # noqa: B027 - most folders hold nothing
+        """Let go of the files that are kept open below; the folder stays usable. Call it when a job is done."""
+
     # --- reading -------------------------------------------------------------------------------------------
     @abstractmethod
     def list(self, prefix: str = "", *, recursive: bool = True) -> list[FileEntry]:
@@ -223,3 +226,23 @@ def exactly(chunks: Iterable[Buffer], size_bytes: int, path: str) -> Iterator[me
             expected=f"{size_bytes} bytes",
             found=f"{total} bytes" if total < size_bytes else f"at least {total} bytes",
         )
+
+
+class Source:
+    """Chunks on their way to a writer; remembers what their producer raised, to tell it from the writer's failures."""
+
+    def __init__(self, chunks: Iterator[memoryview]) -> None:
+        self._chunks = chunks
+        self.failure: BaseException | None = None
+
+    def __iter__(self) -> Source:
+        return self
+
+    def __next__(self) -> memoryview:
+        try:
+            return next(self._chunks)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise

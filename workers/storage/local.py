@@ -18,10 +18,10 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from workers.errors import CorruptFile, IncompleteCheckpoint, InsufficientResources, InvalidOption, StorageError
-from workers.storage.addresses import FolderAddress, Location, check_file_path, check_path
+from workers.errors import CorruptFile, IncompleteCheckpoint, InsufficientResources, StorageError, UnshardError
+from workers.storage.addresses import FolderAddress, Location, check_file_path, check_path, is_portable
 from workers.storage.descriptors import DESCRIPTORS
-from workers.storage.folder import Buffer, FileEntry, Folder, UsageMeter, exactly
+from workers.storage.folder import Buffer, FileEntry, Folder, Source, UsageMeter, exactly
 from workers.storage.local_write import is_bookkeeping, version_of, write_file
 from workers.storage.ranges import coalesce, scatter
 
@@ -37,6 +37,7 @@ class LocalFolder(Folder):
     def __init__(self, address: FolderAddress, roots: tuple[str, ...] = (), meter: UsageMeter | None = None) -> None:
         self.address = address
         self._root = address.url
+        self._base = address.url.rstrip("/")
         self._roots = roots
         self._meter = meter or UsageMeter()
 
@@ -66,9 +67,8 @@ class LocalFolder(Folder):
 
     def subfolders(self, prefix: str = "") -> builtins.list[str]:
         self._meter.add("lists")
-        with _told(self.local_path(prefix)), suppress(FileNotFoundError), os.scandir(self.local_path(prefix)) as found:
-            return sorted(item.name for item in found if item.is_dir() and _is_portable(item.name))
-        return []
+        with _told(self.local_path(prefix)):
+            return sorted(item.name for item in _items(self.local_path(prefix)) if item.is_dir())
 
     def stat(self, path: str) -> FileEntry | None:
         self._meter.add("heads")
@@ -79,7 +79,7 @@ class LocalFolder(Folder):
         return None
 
     def read(self, path: str, offset: int = 0, length: int | None = None, *, version: str | None = None) -> bytes:
-        with self._opened(path, version) as (descriptor, status):
+        with _Reading(self._file(path), version) as (descriptor, status):
             there = max(status.st_size - offset, 0)
             wanted = status.st_size - offset if length is None else length
             if not 0 <= wanted <= there:  # before anything is allocated: a damaged header may ask for terabytes
@@ -88,14 +88,14 @@ class LocalFolder(Folder):
             if len(data) < wanted:  # one call reads at most 2 GiB
                 whole = bytearray(wanted)
                 whole[: len(data)] = data
-                self._fill(path, descriptor, offset, memoryview(whole), done=len(data))
+                _fill(self._file(path), descriptor, offset, memoryview(whole), done=len(data))
                 data = bytes(whole)
         self._meter.read(wanted)
         return data
 
     def read_into(self, path: str, offset: int, buffer: memoryview, *, version: str | None = None) -> None:
-        with self._opened(path, version) as (descriptor, _):
-            self._fill(path, descriptor, offset, buffer)
+        with _Reading(self._file(path), version) as (descriptor, _):
+            _fill(self._file(path), descriptor, offset, buffer)
         self._meter.read(buffer.nbytes)
 
     def read_ranges(
@@ -103,21 +103,21 @@ class LocalFolder(Folder):
     ) -> Sequence[memoryview]:
         spans = coalesce(ranges, max_gap=_MAX_GAP_BYTES, max_length=_MAX_SPAN_BYTES)
         views = []
-        with self._opened(path, version) as (descriptor, status):
+        with _Reading(self._file(path), version) as (descriptor, status):
             for span in spans:
                 if span.offset + span.length > status.st_size:
                     raise _short(self._file(path), span.offset, span.length, max(status.st_size - span.offset, 0))
                 views.append(memoryview(bytearray(span.length)))
-                self._fill(path, descriptor, span.offset, views[-1])
+                _fill(self._file(path), descriptor, span.offset, views[-1])
                 self._meter.read(span.length)
         return scatter(spans, views, ranges)
 
     # --- writing -------------------------------------------------------------------------------------------
     def write(self, path: str, data: Buffer, *, if_absent: bool = False, if_version: str | None = None) -> FileEntry:
-        return self._write(path, (data,), if_absent=if_absent, if_version=if_version)
+        return self._write(path, Source(iter((memoryview(data),))), if_absent=if_absent, if_version=if_version)
 
     def write_stream(self, path: str, chunks: Iterable[Buffer], size_bytes: int) -> FileEntry:
-        return self._write(path, exactly(chunks, size_bytes, path))
+        return self._write(path, Source(exactly(chunks, size_bytes, path)))
 
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
@@ -134,7 +134,11 @@ class LocalFolder(Folder):
             if os.path.islink(target):
                 os.unlink(target)
             else:
+                DESCRIPTORS.forget_below(target)
                 shutil.rmtree(target)
+
+    def close(self) -> None:
+        DESCRIPTORS.forget_below(self._root)
 
     def free_bytes(self) -> int | None:
         path = self._root
@@ -146,35 +150,19 @@ class LocalFolder(Folder):
 
     # -------------------------------------------------------------------------------------------------------
     def _file(self, path: str) -> str:
-        target = os.path.join(self._root, check_file_path(path))
+        target = f"{self._base}/{check_file_path(path)}"
         return self._confine(target) if self._roots else target
 
     def _scan(self, prefix: str, *, recursive: bool) -> Iterator[FileEntry]:
         self._meter.add("lists")
-        with suppress(FileNotFoundError), os.scandir(self.local_path(prefix)) as found:
-            for item in found:
-                path = f"{prefix}/{item.name}" if prefix else item.name
-                if not _is_portable(item.name):
-                    continue
-                if item.is_dir(follow_symlinks=False):
-                    if recursive:
-                        yield from self._scan(path, recursive=True)
-                elif item.is_file() and not is_bookkeeping(item.name):
+        for item in _items(self.local_path(prefix)):
+            path = f"{prefix}/{item.name}" if prefix else item.name
+            if item.is_dir(follow_symlinks=False):
+                if recursive:
+                    yield from self._scan(path, recursive=True)
+            elif item.is_file() and not is_bookkeeping(item.name):
+                with suppress(FileNotFoundError):  # deleted since
                     yield _entry(path, item.stat())
-
-    @contextmanager
-    def _opened(self, path: str, version: str | None) -> Iterator[tuple[int, os.stat_result]]:
-        target = self._file(path)
-        with _told(target), DESCRIPTORS.open(target) as (descriptor, status):
-            if version is not None and version != version_of(status):
-                raise CorruptFile(
-                    f"{target} changed since it was first looked at",
-                    file=target,
-                    expected=version,
-                    found=version_of(status),
-                    hint="Wait until nothing writes to the checkpoint, then start again.",
-                )
-            yield descriptor, status
 
     def _confine(self, target: str) -> str:
         """Refuse a path whose links lead out of ``roots``; no defence against links swapped at this very moment."""
@@ -184,34 +172,71 @@ class LocalFolder(Folder):
             raise StorageError(message, file=target)
         return target
 
-    def _fill(self, path: str, descriptor: int, offset: int, buffer: memoryview, done: int = 0) -> None:
-        total = buffer.nbytes
-        while done < total:
-            count = os.preadv(descriptor, [buffer[done:] if done else buffer], offset + done)
-            if not count:
-                raise _short(self._file(path), offset, total, done)
-            done += count
-
     def _write(
-        self, path: str, chunks: Iterable[Buffer], *, if_absent: bool = False, if_version: str | None = None
+        self, path: str, chunks: Source, *, if_absent: bool = False, if_version: str | None = None
     ) -> FileEntry:
         target = self._file(path)
         DESCRIPTORS.forget(target)
-        with _told(target, writing=True):
+        try:
             status = write_file(target, chunks, if_absent=if_absent, if_version=if_version)
+        except OSError as error:
+            if error is chunks.failure:
+                raise
+            raise _translate(error, target, writing=True) from error
         self._meter.wrote(status.st_size)
         return _entry(path, status)
+
+
+class _Reading:
+    """A loan of an open file whose failures are told as ours. A class, since a generator costs more than a read."""
+
+    __slots__ = ("_opened", "_target", "_version")
+
+    def __init__(self, target: str, version: str | None) -> None:
+        self._target = target
+        self._version = version
+
+    def __enter__(self) -> tuple[int, os.stat_result]:
+        try:
+            self._opened, status = DESCRIPTORS.borrow(self._target)
+        except OSError as error:
+            raise _translate(error, self._target) from error
+        if self._version is not None and self._version != version_of(status):
+            DESCRIPTORS.give_back(self._opened)
+            raise CorruptFile(
+                f"{self._target} changed since it was first looked at",
+                file=self._target,
+                expected=self._version,
+                found=version_of(status),
+                hint="Wait until nothing writes to the checkpoint, then start again.",
+            )
+        return self._opened.descriptor, status
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        DESCRIPTORS.give_back(self._opened)
+        if isinstance(error, OSError):
+            raise _translate(error, self._target) from error
+
+
+def _fill(path: str, descriptor: int, offset: int, buffer: memoryview, done: int = 0) -> None:
+    total = buffer.nbytes
+    while done < total:
+        count = os.preadv(descriptor, [buffer[done:] if done else buffer], offset + done)
+        if not count:
+            raise _short(path, offset, total, done)
+        done += count
 
 
 def _entry(path: str, status: os.stat_result) -> FileEntry:
     return FileEntry(path, status.st_size, None, version_of(status))
 
 
-def _is_portable(name: str) -> bool:
-    """Whether a name on the disk could be asked for again through ``check_path``."""
-    with suppress(InvalidOption):
-        return bool(check_path(name))
-    return False
+def _items(folder: str) -> builtins.list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return [item for item in found if is_portable(item.name)]
+    except FileNotFoundError:
+        return []
 
 
 def _short(path: str, offset: int, expected: int, found: int) -> CorruptFile:
@@ -225,18 +250,22 @@ def _short(path: str, offset: int, expected: int, found: int) -> CorruptFile:
 
 
 @contextmanager
-def _told(path: str, *, writing: bool = False) -> Iterator[None]:
+def _told(path: str) -> Iterator[None]:
     """Turn what the operating system says into our errors."""
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise InsufficientResources(f"no space is left for {path}", file=path) from error
-        if isinstance(error, FileNotFoundError) and not writing:
-            hint = "Check the path, and that the checkpoint was copied completely."
-            raise IncompleteCheckpoint(f"{path} is missing", file=path, hint=hint) from error
-        if isinstance(error, NotADirectoryError | IsADirectoryError):
-            raise StorageError(f"{path}: there is a folder where a file is needed, or the other way round") from error
-        hint = "Check who owns the folder and its permissions." if isinstance(error, PermissionError) else ""
-        verb = "written" if writing else "read"
-        raise StorageError(f"{path} could not be {verb}: {error.strerror or error}", file=path, hint=hint) from error
+        raise _translate(error, path) from error
+
+
+def _translate(error: OSError, path: str, *, writing: bool = False) -> UnshardError:
+    if error.errno in _FULL:
+        return InsufficientResources(f"no space is left for {path}", file=path)
+    if isinstance(error, FileNotFoundError) and not writing:
+        hint = "Check the path, and that the checkpoint was copied completely."
+        return IncompleteCheckpoint(f"{path} is missing", file=path, hint=hint)
+    if isinstance(error, NotADirectoryError | IsADirectoryError | FileExistsError):
+        return StorageError(f"{path}: there is a folder where a file is needed, or the other way round", file=path)
+    hint = "Check who owns the folder and its permissions." if isinstance(error, PermissionError) else ""
+    verb = "written" if writing else "read"
+    return StorageError(f"{path} could not be {verb}: {error.strerror or error}", file=path, hint=hint)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
-from workers.errors import IncompleteCheckpoint, StorageError, UnshardError
+from workers.errors import IncompleteCheckpoint, InvalidOption, StorageError, UnshardError
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]+)")
@@ -55,8 +55,16 @@ class ErrorTeller:
         problem, hint = self._explain(error, text)
         return StorageError(f"{place}: {problem}", file=path or None, hint=hint)
 
+    def misconfigured(self, error: Exception) -> InvalidOption:
+        """The error of ours for settings that make no client."""
+        message = f"{self.url} cannot be opened: {self.scrub(_first_line(str(error)))}"
+        return InvalidOption(message, hint=f"Complete {self._settings()}.")
+
+    def _settings(self) -> str:
+        return f"profile {self.profile!r}" if self.profile else "the environment (no profile was named)"
+
     def _explain(self, error: Exception, text: str) -> tuple[str, str]:
-        whose = f"profile {self.profile!r}" if self.profile else "the environment (no profile was named)"
+        whose = self._settings()
         if any(sign in text for sign in _NO_CREDENTIALS):
             return "no credentials were found", f"Name a storage profile, or complete the credentials of {whose}."
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or any(sign in text for sign in _REFUSED):

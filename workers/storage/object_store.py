@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,8 +23,17 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import MemoryStore
 
 from workers.errors import CorruptFile, StorageError
-from workers.storage.addresses import FolderAddress, Location, check_file_path, check_path
-from workers.storage.folder import AlreadyExists, Buffer, FileEntry, Folder, UsageMeter, VersionMismatch, exactly
+from workers.storage.addresses import FolderAddress, Location, check_file_path, check_path, is_portable
+from workers.storage.folder import (
+    AlreadyExists,
+    Buffer,
+    FileEntry,
+    Folder,
+    Source,
+    UsageMeter,
+    VersionMismatch,
+    exactly,
+)
 from workers.storage.object_errors import ErrorTeller, is_out_of_range
 from workers.storage.profiles import Profile, environment_secrets
 from workers.storage.ranges import Span, coalesce, cut, scatter
@@ -43,8 +52,7 @@ _LIST_PAGE = 1_000
 
 _T = TypeVar("_T")
 
-# Threads only wait for the network here. None of the tasks submits another one.
-_FETCHERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="unshard-get")
+_CONCURRENT_GETS = 16
 
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
@@ -69,6 +77,26 @@ class _Connection:
     store: ObjectStore
     teller: ErrorTeller
     upload_concurrency: int
+    fetchers: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(_CONCURRENT_GETS, thread_name_prefix="unshard-get")
+    )
+    """Its threads only wait for the network, and none of its tasks submits another one."""
+
+    def together(self, tasks: Sequence[Callable[[], _T]]) -> list[_T]:
+        """Run tasks at once and return their results; raises the first error after every one of them has ended."""
+        if len(tasks) == 1:
+            return [tasks[0]()]
+        futures = [self.fetchers.submit(task) for task in tasks]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)  # they write into memory that belongs to the caller
+        for future in futures:
+            if not future.cancelled() and (error := future.exception()) is not None:
+                raise error
+        return [future.result() for future in futures]
 
 
 def open_object_folder(address: FolderAddress, location: Location, profile: Profile) -> ObjectFolder:
@@ -80,8 +108,10 @@ def open_object_folder(address: FolderAddress, location: Location, profile: Prof
         with _memory_lock:
             store = _memory_stores.setdefault(location.bucket, MemoryStore())
     else:
-        with teller.told():
+        try:
             store = build_store(location, profile, secrets)
+        except (BaseError, ValueError) as error:
+            raise teller.misconfigured(error) from None
     return ObjectFolder(
         address, location.path, _Connection(store, teller, profile.limits.upload_concurrency), UsageMeter()
     )
@@ -125,7 +155,8 @@ class ObjectFolder(Folder):
             else:
                 found = builtins.list(self._store.list_with_delimiter(base)["objects"])
         self._meter.add("lists", 1 + len(found) // _LIST_PAGE)
-        return sorted((self._entry(meta) for meta in found), key=lambda entry: entry.path)
+        entries = _without_markers([self._entry(meta) for meta in found], prefix)
+        return sorted(entries, key=lambda entry: entry.path)
 
     def subfolders(self, prefix: str = "") -> builtins.list[str]:
         self._meter.add("lists")
@@ -159,7 +190,7 @@ class ObjectFolder(Folder):
 
     def read_into(self, path: str, offset: int, buffer: memoryview, *, version: str | None = None) -> None:
         flat = buffer.cast("B")
-        _together(
+        self._connection.together(
             [
                 partial(self._fill, path, offset + at, flat[at : at + size], version)
                 for at, size in cut(len(flat), GET_BYTES)
@@ -171,7 +202,7 @@ class ObjectFolder(Folder):
     ) -> Sequence[memoryview]:
         spans = coalesce(ranges, max_gap=_MAX_GAP_BYTES, max_length=GET_BYTES)
         self._check_large(path, spans)
-        views = _together(
+        views = self._connection.together(
             [partial(self._read_span, path, span, version) for span in spans if span.length <= GET_BYTES]
         )
         short = iter(views)
@@ -200,7 +231,7 @@ class ObjectFolder(Folder):
         if not size_bytes:
             return self.write(path, b"".join(exactly(chunks, 0, path)))
         key, part = self._key(check_file_path(path)), part_bytes(size_bytes)
-        source = _Source(exactly(chunks, size_bytes, path))
+        source = Source(exactly(chunks, size_bytes, path))
         try:
             result = self._store.put(
                 key, source, chunk_size=part, max_concurrency=self._connection.upload_concurrency, use_multipart=True
@@ -280,8 +311,10 @@ class ObjectFolder(Folder):
         if not spans or max(span.length for span in spans) <= GET_BYTES:
             return
         entry = self.stat(path)
+        if entry is None:
+            raise self._connection.teller.translate(FileNotFoundError(), path)
         for span in spans:
-            if entry is not None and span.offset + span.length > entry.size_bytes:
+            if span.offset + span.length > entry.size_bytes:
                 raise self._short(path, span.offset, span.length, max(entry.size_bytes - span.offset, 0))
 
     def _confirm(self, path: str, size_bytes: int, etag: str | None) -> FileEntry:
@@ -323,38 +356,14 @@ class ObjectFolder(Folder):
         )
 
 
-class _Source:
-    """Hands chunks to obstore and remembers what their producer raised, to tell it from failures of the store."""
-
-    def __init__(self, chunks: Iterator[memoryview]) -> None:
-        self._chunks = chunks
-        self.failure: BaseException | None = None
-
-    def __iter__(self) -> _Source:
-        return self
-
-    def __next__(self) -> memoryview:
-        try:
-            return next(self._chunks)
-        except StopIteration:
-            raise
-        except BaseException as error:
-            self.failure = error
-            raise
+def _without_markers(entries: list[FileEntry], prefix: str) -> list[FileEntry]:
+    """Leave out the empty objects with which consoles and mounts of buckets mark folders, and unusable names."""
+    folders = {prefix.rstrip("/"), *(path for entry in entries for path in _parents(entry.path))}
+    return [entry for entry in entries if (entry.size_bytes or entry.path not in folders) and is_portable(entry.path)]
 
 
-def _together(tasks: Sequence[Callable[[], _T]]) -> list[_T]:
-    """Run tasks at once and return their results; raises the first error after every one of them has ended."""
-    if len(tasks) == 1:
-        return [tasks[0]()]
-    futures = [_FETCHERS.submit(task) for task in tasks]
-    try:
-        wait(futures, return_when=FIRST_EXCEPTION)
-    finally:
-        for future in futures:
-            future.cancel()
-        wait(futures)  # they write into memory that belongs to the caller
-    for future in futures:
-        if not future.cancelled() and (error := future.exception()) is not None:
-            raise error
-    return [future.result() for future in futures]
+def _parents(path: str) -> Iterator[str]:
+    end = path.rfind("/")
+    while end > 0:
+        yield path[:end]
+        end = path.rfind("/", 0, end)
