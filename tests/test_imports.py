@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["arithmetic", "dtypes", "errors", "events", "geometry", "options", "storage"],
     ["checkpoint", "expressions"],
-    ["mapping", "pickle*", "*_file"],
+    ["file_kinds", "mapping", "pickle*", "safetensors_file", "torch_*", "zip_*"],
     ["layout"],
     ["families", "formats"],
     ["collect*", "journal", "manifest", "merge*", "plan*", "side_files", "verify*"],
