@@ -9,13 +9,17 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
+
+from workers.storage import Folder, open_folder
 
 START_TIMEOUT_S = 60
 _PORTS = ("s3.port", "master.port", "volume.port", "filer.port")
@@ -52,6 +56,13 @@ class S3Server:
             client_options={"allow_http": True},
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
         )
+
+
+def open_s3_folder(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """Open an empty folder of the server, with the environment set as a user of S3 sets it."""
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    return open_folder(f"s3://{server.bucket}/{uuid.uuid4()}/pre fix")
 
 
 class SeaweedFS:

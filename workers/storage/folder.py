@@ -9,7 +9,7 @@ import builtins
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from workers.errors import DestinationError, InternalError
 from workers.storage.addresses import FolderAddress
@@ -41,13 +41,15 @@ class FileEntry:
 
     ``path`` is relative to the folder and '/'-separated. ``etag`` is the store's own, and None on a local disk.
     ``version`` is an opaque token that differs after any change of the content: the ETag in a store; size, time of
-    modification and inode on a disk. Compare it only with tokens of the same folder.
+    modification and inode on a disk. Compare it only with tokens of the same folder. ``modified_at`` is in seconds
+    since 1970 by the clock of the disk or store, None for a file that was just written to a store.
     """
 
     path: str
     size_bytes: int
     etag: str | None = None
     version: str = ""
+    modified_at: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class UsageMeter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys((field.name for field in fields(Usage)), 0)
+        self._counts = dict.fromkeys((count.name for count in fields(Usage)), 0)
 
     def read(self, size_bytes: int) -> None:
         """Count one GET and what it brought."""
@@ -196,6 +198,10 @@ class Folder(ABC):
         appears and the error is passed on. A chunk is borrowed until this call returns: do not change it after
         it was handed over.
         """
+
+    @abstractmethod
+    def stream_window_bytes(self, size_bytes: int) -> int:
+        """How much of the chunks ``write_stream`` keeps borrowed at most, besides two chunks: its memory need."""
 
     @abstractmethod
     def delete(self, paths: Sequence[str]) -> None:

@@ -119,6 +119,9 @@ class LocalFolder(Folder):
     def write_stream(self, path: str, chunks: Iterable[Buffer], size_bytes: int) -> FileEntry:
         return self._write(path, Source(exactly(chunks, size_bytes, path)))
 
+    def stream_window_bytes(self, size_bytes: int) -> int:  # noqa: ARG002 - each chunk is written before the next
+        return 0
+
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
             target = self._file(path)
@@ -228,7 +231,7 @@ def _fill(path: str, descriptor: int, offset: int, buffer: memoryview, done: int
 
 
 def _entry(path: str, status: os.stat_result) -> FileEntry:
-    return FileEntry(path, status.st_size, None, version_of(status))
+    return FileEntry(path, status.st_size, None, version_of(status), status.st_mtime)
 
 
 def _items(folder: str) -> builtins.list[os.DirEntry[str]]:

@@ -26,42 +26,41 @@ _OUT_OF_RANGE = ("416 Range Not Satisfiable", "StartTooLarge")
 
 @dataclass(frozen=True, slots=True)
 class ErrorTeller:
-    """Knows which folder, profile and secrets the errors of one store are about."""
+    """Knows whose settings and which secrets the errors of one store are about."""
 
-    url: str
     profile: str | None
     secrets: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"ErrorTeller({self.url!r})"
+        return f"ErrorTeller({self.profile!r})"
 
     @contextmanager
-    def told(self, path: str = "") -> Iterator[None]:
-        """Turn obstore's errors into ours; let everything else through."""
+    def told(self, place: str) -> Iterator[None]:
+        """Turn obstore's errors about a URL into ours; let everything else through."""
         try:
             yield
         except (BaseError, FileNotFoundError, ValueError, OSError) as error:
-            raise self.translate(error, path) from None
+            raise self.translate(error, place) from None
 
-    def translate(self, error: Exception, path: str = "") -> UnshardError:
+    def translate(self, error: Exception, place: str) -> UnshardError:
         """The error of ours that says what happened and what the user can do."""
-        text, place = str(error), f"{self.url}/{path}" if path else self.url
+        text = str(error)
         if any(sign in text for sign in _NO_BUCKET):
             hint = "Check the name of the bucket, and the endpoint and region of the profile."
-            return StorageError(f"{place}: there is no such bucket", file=path or None, hint=hint)
+            return StorageError(f"{place}: there is no such bucket", file=place, hint=hint)
         if isinstance(error, FileNotFoundError):
             hint = "Check the path, and that the checkpoint was copied completely."
-            return IncompleteCheckpoint(f"{place} is missing", file=path or None, hint=hint)
+            return IncompleteCheckpoint(f"{place} is missing", file=place, hint=hint)
         problem, hint = self._explain(error, text)
-        return StorageError(f"{place}: {problem}", file=path or None, hint=hint)
+        return StorageError(f"{place}: {problem}", file=place, hint=hint)
 
-    def misconfigured(self, error: Exception) -> InvalidOption:
+    def misconfigured(self, error: Exception, place: str) -> InvalidOption:
         """The error of ours for settings that make no client."""
-        message = f"{self.url} cannot be opened: {self.scrub(_first_line(str(error)))}"
+        message = f"{place} cannot be opened: {self.scrub(_first_line(str(error)))}"
         return InvalidOption(message, hint=f"Complete {self._settings()}.")
 
     def _settings(self) -> str:
-        return f"profile {self.profile!r}" if self.profile else "the environment (no profile was named)"
+        return f"profile {self.profile!r}" if self.profile else "the environment, since no profile was named"
 
     def _explain(self, error: Exception, text: str) -> tuple[str, str]:
         whose = self._settings()

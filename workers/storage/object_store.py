@@ -14,7 +14,7 @@ import builtins
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -71,12 +71,14 @@ class _Got:
 
 
 @dataclass(frozen=True, slots=True)
-class _Connection:
+class Connection:
     """What a folder and its subfolders share."""
 
     store: ObjectStore
     teller: ErrorTeller
     upload_concurrency: int
+    by_generation: bool = False
+    """Whether a version is replaced by its generation number (GCS) and not by its ETag."""
     fetchers: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(_CONCURRENT_GETS, thread_name_prefix="unshard-get")
     )
@@ -102,7 +104,7 @@ class _Connection:
 def open_object_folder(address: FolderAddress, location: Location, profile: Profile) -> ObjectFolder:
     """Connect a folder of a store; sends no request."""
     secrets = profile.secrets()
-    teller = ErrorTeller(address.url, address.profile, (*secrets.values(), *environment_secrets()))
+    teller = ErrorTeller(address.profile, (*secrets.values(), *environment_secrets()))
     store: ObjectStore
     if location.scheme == "memory":
         with _memory_lock:
@@ -111,21 +113,19 @@ def open_object_folder(address: FolderAddress, location: Location, profile: Prof
         try:
             store = build_store(location, profile, secrets)
         except (BaseError, ValueError) as error:
-            raise teller.misconfigured(error) from None
-    return ObjectFolder(
-        address, location.path, _Connection(store, teller, profile.limits.upload_concurrency), UsageMeter()
-    )
+            raise teller.misconfigured(error, address.url) from None
+    connection = Connection(store, teller, profile.limits.upload_concurrency, by_generation=location.scheme == "gs")
+    return ObjectFolder(address, location.path, connection, UsageMeter())
 
 
 class ObjectFolder(Folder):
     """A prefix in a bucket."""
 
-    def __init__(self, address: FolderAddress, prefix: str, connection: _Connection, meter: UsageMeter) -> None:
+    def __init__(self, address: FolderAddress, prefix: str, connection: Connection, meter: UsageMeter) -> None:
         self.address = address
         self._prefix = prefix
         self._connection = connection
         self._store = connection.store
-        self._told = connection.teller.told
         self._meter = meter
 
     def __repr__(self) -> str:
@@ -215,15 +215,16 @@ class ObjectFolder(Folder):
     # --- writing -------------------------------------------------------------------------------------------
     def write(self, path: str, data: Buffer, *, if_absent: bool = False, if_version: str | None = None) -> FileEntry:
         key, view = self._key(check_file_path(path)), memoryview(data).cast("B")
-        mode: PutMode = "create" if if_absent else {"e_tag": if_version} if if_version is not None else "overwrite"
         with self._told(path):
             try:
+                mode: PutMode = "create" if if_absent else "overwrite"
+                if if_version is not None:
+                    mode = self._only_over(key, if_version)
                 result = self._store.put(key, view, mode=mode, use_multipart=False)
             except AlreadyExistsError:
-                raise AlreadyExists(f"{self.address.url}/{path} exists already", file=path) from None
+                raise AlreadyExists(f"{self._url(path)} exists already", file=path) from None
             except PreconditionError:
-                where = f"{self.address.url}/{path}"
-                raise VersionMismatch(f"{where} was changed", file=path, expected=if_version) from None
+                raise VersionMismatch(f"{self._url(path)} was changed", file=path, expected=if_version) from None
         self._meter.wrote(len(view))
         return FileEntry(path, len(view), result["e_tag"], result["e_tag"] or "")
 
@@ -233,17 +234,20 @@ class ObjectFolder(Folder):
         key, part = self._key(check_file_path(path)), part_bytes(size_bytes)
         source = Source(exactly(chunks, size_bytes, path))
         try:
-            result = self._store.put(
+            self._store.put(
                 key, source, chunk_size=part, max_concurrency=self._connection.upload_concurrency, use_multipart=True
             )
         except BaseException as error:
-            if source.failure is not None:
-                raise source.failure from None
-            if isinstance(error, BaseError | OSError | ValueError):
-                raise self._connection.teller.translate(error, path) from None
+            if source.failure is not None and source.failure is not error:
+                raise source.failure from source.failure.__cause__
+            if source.failure is None and isinstance(error, BaseError | OSError | ValueError):
+                raise self._connection.teller.translate(error, self._url(path)) from None
             raise
         self._meter.wrote(size_bytes, requests=2 + -(-size_bytes // part))
-        return self._confirm(path, size_bytes, result["e_tag"])
+        return self._confirm(path, size_bytes)
+
+    def stream_window_bytes(self, size_bytes: int) -> int:
+        return (self._connection.upload_concurrency + 1) * part_bytes(size_bytes)
 
     def delete(self, paths: Sequence[str]) -> None:
         keys = [self._key(check_file_path(path)) for path in paths]
@@ -263,17 +267,24 @@ class ObjectFolder(Folder):
         return None
 
     # -------------------------------------------------------------------------------------------------------
+    def _told(self, path: str = "") -> AbstractContextManager[None]:
+        return self._connection.teller.told(self._url(path))
+
+    def _url(self, path: str) -> str:
+        return f"{self.address.url}/{path}" if path else self.address.url
+
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{path}" if self._prefix and path else self._prefix or path
 
     def _entry(self, meta: ObjectMeta) -> FileEntry:
         path = meta["path"][len(self._prefix) + 1 :] if self._prefix else meta["path"]
-        return FileEntry(path, meta["size"], meta["e_tag"], meta["e_tag"] or meta["last_modified"].isoformat())
+        etag = meta["e_tag"]
+        return FileEntry(path, meta["size"], etag, etag or "", meta["last_modified"].timestamp())
 
     def _get(self, path: str, offset: int, length: int, version: str | None) -> _Got:
         """One GET: at most ``length`` bytes, fewer or none when the file ends before."""
         options: GetOptions = {"range": (offset, offset + length)}
-        if version is not None:
+        if version:  # empty where a store has no ETags
             options["if_match"] = version
         with self._told(path):
             try:
@@ -312,20 +323,35 @@ class ObjectFolder(Folder):
             return
         entry = self.stat(path)
         if entry is None:
-            raise self._connection.teller.translate(FileNotFoundError(), path)
+            raise self._connection.teller.translate(FileNotFoundError(), self._url(path))
         for span in spans:
             if span.offset + span.length > entry.size_bytes:
                 raise self._short(path, span.offset, span.length, max(entry.size_bytes - span.offset, 0))
 
-    def _confirm(self, path: str, size_bytes: int, etag: str | None) -> FileEntry:
-        """Ask the store what it has now, and insist on the size."""
+    def _only_over(self, key: str, version: str) -> PutMode:
+        """The condition that a write replaces this version and no other."""
+        if not self._connection.by_generation:
+            return {"e_tag": version}
+        try:
+            meta = self._store.head(key)
+        except FileNotFoundError:
+            raise PreconditionError from None
+        if meta["e_tag"] != version or meta["version"] is None:
+            raise PreconditionError
+        return {"version": meta["version"]}
+
+    def _confirm(self, path: str, size_bytes: int) -> FileEntry:
+        """Ask the store what it has now, and insist on the size.
+
+        Not on the ETag: a late writer of the same plan may have put the same bytes there.
+        """
         entry = self.stat(path)
-        if entry is None or entry.size_bytes != size_bytes or (etag is not None and entry.etag != etag):
-            found = f"{entry.size_bytes} bytes, ETag {entry.etag}" if entry else "nothing"
+        if entry is None or entry.size_bytes != size_bytes:
+            found = f"{entry.size_bytes} bytes" if entry else "nothing"
             raise StorageError(
-                f"{self.address.url}/{path} is not what was just written",
+                f"{self._url(path)} is not what was just written",
                 file=path,
-                expected=f"{size_bytes} bytes, ETag {etag}",
+                expected=f"{size_bytes} bytes",
                 found=found,
                 hint="Check that nothing else writes there, then start again.",
             )
@@ -339,8 +365,7 @@ class ObjectFolder(Folder):
 
     def _short(self, path: str, offset: int, expected: int, found: int) -> CorruptFile:
         return CorruptFile(
-            f"{self.address.url}/{path} changed or is truncated: "
-            f"expected {expected} bytes at offset {offset}, found {found}",
+            f"{self._url(path)} changed or is truncated: expected {expected} bytes at offset {offset}, found {found}",
             file=path,
             expected=f"{expected} bytes",
             found=f"{found} bytes",
@@ -349,7 +374,7 @@ class ObjectFolder(Folder):
 
     def _changed(self, path: str, version: str | None) -> CorruptFile:
         return CorruptFile(
-            f"{self.address.url}/{path} changed since it was first looked at",
+            f"{self._url(path)} changed since it was first looked at",
             file=path,
             expected=version,
             hint="Wait until nothing writes to the checkpoint, then start again.",

@@ -94,15 +94,15 @@ _ENVIRONMENT_SECRETS = (
 class Limits:
     """How long a store may take, in seconds, and how much an upload may hold in memory.
 
-    A request that fails is tried again until ``retry_timeout_s`` have passed since its first try, at most
-    ``max_retries`` times; a dead endpoint is reported after about that time. ``request_timeout_s`` covers one
-    request with its body: a part of 16 MiB passes at 140 KB/s.
+    A request that the store fails or does not answer is tried again until ``retry_timeout_s`` have passed since its
+    first try, at most ``max_retries`` times: a store may restart meanwhile, and a dead endpoint is reported after
+    about that time. ``request_timeout_s`` covers one request with its body: a part of 16 MiB passes at 140 KB/s.
     """
 
     connect_timeout_s: float = 5
     request_timeout_s: float = 120
-    retry_timeout_s: float = 40
-    max_retries: int = 8
+    retry_timeout_s: float = 30
+    max_retries: int = 20
     upload_concurrency: int = 4
 
     def __post_init__(self) -> None:

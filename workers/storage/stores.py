@@ -73,8 +73,10 @@ def _client_options(profile: Profile) -> ClientConfig:
 
 
 def _retries(limits: Limits) -> RetryConfig:
+    longest = min(5, limits.retry_timeout_s / 4)
     return {
         "max_retries": int(limits.max_retries),
         "retry_timeout": timedelta(seconds=limits.retry_timeout_s),
-        "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2},
+        # Each pause is random between the first one and three times the last: about 2 s in the middle of a run.
+        "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=longest), "base": 3},
     }
