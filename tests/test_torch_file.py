@@ -165,9 +165,9 @@ def test_data_offsets_follow_from_the_directory_alone_for_every_torch_generation
     assert directory is not None
     offsets, known = derive_data_offsets(directory, 64)
     assert known.all()
-    for entry, offset in zip(directory.entries, offsets.tolist(), strict=True):
-        name_bytes, extra_bytes = struct.unpack_from("<2H", data, entry.header_offset + 26)
-        assert offset == entry.header_offset + 30 + name_bytes + extra_bytes
+    for header, offset in zip(directory.header_offsets.tolist(), offsets.tolist(), strict=True):
+        name_bytes, extra_bytes = struct.unpack_from("<2H", data, header + 26)
+        assert offset == header + 30 + name_bytes + extra_bytes
 
 
 def test_records_beyond_four_gibibytes_are_found(tmp_path):

@@ -23,6 +23,7 @@ from workers import pickle_names as names
 from workers.errors import CorruptFile, InsufficientResources, UnsafePickle
 from workers.pickle_constructors import CONSTRUCTORS, LISTED, STORAGE_DTYPES, Constructor
 from workers.pickle_records import (
+    LARGEST_NUMBER,
     DType,
     MalformedError,
     Mapping,
@@ -249,7 +250,7 @@ def _storage(pid: Any) -> Storage:
     if type(pid) is not tuple or not 5 <= len(pid) <= 6 or pid[0] != "storage":
         raise MalformedError("a persistent id is not a storage")
     key, numel = pid[2], pid[4]
-    if type(key) is not str or not is_count(numel):
+    if type(key) is not str or type(numel) is not int or not 0 <= numel <= LARGEST_NUMBER:
         raise MalformedError("a storage has no key or no number of elements")
     view_offset = _view_offset(pid[5], key) if len(pid) == 6 else 0
     try:

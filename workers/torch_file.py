@@ -192,19 +192,19 @@ def _open_zip(source: Source, directory: Directory) -> TorchFile:
     # Before the storages are listed: what the unpickler holds while it works is the peak of memory.
     root = load(pickled, file=path)
     offsets = _data_offsets(source, directory, _alignment(small.get(prefix + _ALIGNMENT)))
+    start = prefix + _DATA
+    columns = (directory.names, offsets, directory.sizes.tolist(), directory.crcs.tolist())
     storages = {
-        entry.name[len(prefix) + len(_DATA) :]: StoredRange(
-            source.base + at, entry.size_bytes, entry.crc32 if has_checksums else None
-        )
-        for entry, at in zip(directory.entries, offsets, strict=True)
-        if entry.name.startswith(prefix + _DATA)
+        name[len(start) :]: StoredRange(source.base + at, size, crc if has_checksums else None)
+        for name, at, size, crc in zip(*columns, strict=True)
+        if name.startswith(start)
     }
     return TorchFile(path, source.size_bytes, root, storages, "little", digest.hexdigest())
 
 
 def _prefix(path: str, directory: Directory) -> str:
     """The first part of all names, with its slash: torch takes it from the file's name, or writes "archive"."""
-    names = [entry.name for entry in directory.entries]
+    names = directory.names
     found = [name[: -len(_PICKLE)] for name in names if name.endswith("/" + _PICKLE) and name.count("/") == 1]
     if len(found) != 1:
         some = ", ".join(names[:4]) or "nothing"
@@ -229,33 +229,32 @@ def _prefix(path: str, directory: Directory) -> str:
 
 def _read_small_records(source: Source, directory: Directory, prefix: str) -> dict[str, bytes]:
     """Read the pickle and torch's own notes, each together with its local header, in one go."""
-    entries = directory.entries
     wanted = {prefix + _PICKLE: _LARGEST_PICKLE_BYTES, prefix + _BYTEORDER: 64, prefix + _ALIGNMENT: 64}
-    ends = [entry.header_offset for entry in entries[1:]] + [directory.offset]
-    chosen = [(entry, end) for entry, end in zip(entries, ends, strict=True) if entry.name in wanted]
-    for entry, _ in chosen:
-        if entry.size_bytes > wanted[entry.name]:
-            raise damaged(source.path, f"{entry.name} of at most {wanted[entry.name]} bytes", str(entry.size_bytes))
-    ranges = [
-        (entry.header_offset, min(end - entry.header_offset, entry.size_bytes + _LONGEST_HEADER))
-        for entry, end in chosen
-    ]
+    rows = [row for row, name in enumerate(directory.names) if name in wanted]
+    limits = directory.limits
+    ranges = []
+    for row in rows:
+        name, size, offset = directory.names[row], int(directory.sizes[row]), int(directory.header_offsets[row])
+        if size > wanted[name]:
+            raise damaged(source.path, f"{name} of at most {wanted[name]} bytes", f"{size}")
+        ranges.append((offset, min(int(limits[row]) - offset, size + _LONGEST_HEADER)))
     found = {}
-    for (entry, _), data in zip(chosen, source.read_many(ranges), strict=True):
-        start = read_local_header(data[: LOCAL.size], entry, source.path) - entry.header_offset
-        if start + entry.size_bytes > len(data):
-            raise damaged(source.path, f"{entry.name} of {entry.size_bytes} bytes", f"{len(data) - start}")
-        found[entry.name] = bytes(data[start : start + entry.size_bytes])
+    for row, (offset, _), data in zip(rows, ranges, source.read_many(ranges), strict=True):
+        name, size = directory.names[row], int(directory.sizes[row])
+        start = read_local_header(data[: LOCAL.size], directory, row, source.path) - offset
+        if start + size > len(data):
+            raise damaged(source.path, f"{name} of {size} bytes", f"{max(0, len(data) - start)}")
+        found[name] = bytes(data[start : start + size])
     return found
 
 
 def _check_pickle(path: str, directory: Directory, name: str, pickled: bytes) -> bool:
     """Check the pickle's CRC-32; False when the file was saved without checksums, which are then all 0."""
-    claimed = next(entry.crc32 for entry in directory.entries if entry.name == name)
+    claimed = int(directory.crcs[directory.names.index(name)])
     found = zlib.crc32(pickled)
     if claimed == found:
         return True
-    if claimed == 0 and not any(entry.crc32 for entry in directory.entries):
+    if claimed == 0 and not directory.crcs.any():
         return False
     raise CorruptFile(
         f"{path}: {name} is damaged: its CRC-32 should be {claimed:08x} and is {found:08x}",
@@ -276,14 +275,13 @@ def _alignment(note: bytes | None) -> int:
 def _data_offsets(source: Source, directory: Directory, alignment: int) -> list[int]:
     """Where the data of each entry begin in the archive, asking as few local headers as possible."""
     offsets, known = derive_data_offsets(directory, alignment)
-    entries = directory.entries
-    samples = np.flatnonzero(known)[:: max(1, len(entries) // _SAMPLES)]
-    asked = np.union1d(np.flatnonzero(~known), samples)
-    headers = source.read_many([(entries[index].header_offset, LOCAL.size) for index in asked.tolist()])
-    for index, header in zip(asked.tolist(), headers, strict=True):
-        offsets[index] = read_local_header(header, entries[index], source.path)
+    samples = np.flatnonzero(known)[:: max(1, len(known) // _SAMPLES)]
+    asked = np.union1d(np.flatnonzero(~known), samples).tolist()
+    headers = source.read_many([(int(directory.header_offsets[row]), LOCAL.size) for row in asked])
+    for row, header in zip(asked, headers, strict=True):
+        offsets[row] = read_local_header(header, directory, row, source.path)
     check_no_overlap(directory, offsets, source.path)
-    return offsets.tolist()  # type: ignore[no-any-return]
+    return list(offsets.tolist())
 
 
 def _bad_tensor(file: TorchFile, name: str, expected: str, found: str) -> CorruptFile:

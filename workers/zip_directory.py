@@ -12,42 +12,57 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from workers.errors import CorruptFile
 
-_CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
+_LENGTHS = struct.Struct("<3H")
 _LOCATOR64 = struct.Struct("<4sIQI")
 LOCAL = struct.Struct("<4s5H3I2H")
 _LONGEST_END = _END.size + 0xFFFF
 _UNKNOWN = 0xFFFFFFFF
+_HUGE = 1 << 62
 
 Read = Callable[[int, int], bytes]
+Column = npt.NDArray[np.int64]
 
 
-class Entry(NamedTuple):
-    """One record: where its local header begins, its size and the CRC-32 that the directory claims."""
-
-    name: str
-    header_offset: int
-    size_bytes: int
-    crc32: int
-    flags: int
-    name_bytes: int
+# A central entry, without the fields that nothing here asks for.
+_CENTRAL = np.dtype(
+    {
+        "names": ["signature", "flags", "method", "crc", "packed", "plain", "name", "extra", "comment", "offset"],
+        "formats": ["S4", "<u2", "<u2", "<u4", "<u4", "<u4", "<u2", "<u2", "<u2", "<u4"],
+        "offsets": [0, 8, 10, 16, 20, 24, 28, 30, 32, 42],
+        "itemsize": 46,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """The central directory: its entries in the order of their data, where it begins, and its bytes."""
+    """The central directory, in columns, in the order of the records' data.
 
-    entries: list[Entry]
+    ``header_offsets`` are where the local headers begin; ``offset`` is where the directory itself does, and ``data``
+    its bytes. All numbers are such that the records could lie before the directory.
+    """
+
+    names: list[str]
+    header_offsets: Column
+    sizes: Column
+    crcs: Column
+    flags: Column
+    name_bytes: Column
     offset: int
     data: bytes
+
+    @property
+    def limits(self) -> Column:
+        """Where each record has to end: at the next one's header."""
+        return np.append(self.header_offsets[1:], self.offset)
 
 
 def find_directory(tail: bytes, size_bytes: int, read: Read, file: str) -> Directory | None:
@@ -67,15 +82,14 @@ def find_directory(tail: bytes, size_bytes: int, read: Read, file: str) -> Direc
             disk, first_disk, count, length, offset = _read_end64(read, end_offset, size_bytes, file)
     if disk or first_disk:
         raise damaged(file, "one archive", f"part {disk} of a split zip archive")
-    if offset + length != end_offset or count * _CENTRAL.size > length:
+    if offset + length != end_offset or count * _CENTRAL.itemsize > length:
         raise damaged(
             file,
             f"a zip directory that ends at byte {end_offset}",
             f"one of {count} entries and {length} bytes at byte {offset}",
         )
     data = read(offset, length)
-    entries = _entries(data, count, offset, file)
-    return Directory(sorted(entries, key=attrgetter("header_offset")), offset, data)
+    return _parse(data, count, offset, file)
 
 
 def _find_end_record(tail: bytes) -> int:
@@ -98,38 +112,61 @@ def _read_end64(read: Read, offset: int, size_bytes: int, file: str) -> tuple[in
     return disk, first_disk, count, length, start
 
 
-def _entries(data: bytes, count: int, limit: int, file: str) -> list[Entry]:
-    entries: list[Entry] = []
+def _parse(data: bytes, count: int, limit: int, file: str) -> Directory:
+    positions = _positions(data, count, file)
+    table = np.frombuffer(data, np.uint8)[positions[:, None] + np.arange(_CENTRAL.itemsize)].view(_CENTRAL)[:, 0]
+    plain, packed, offset, flags, name_bytes, crcs = (
+        table[column].astype(np.int64) for column in ("plain", "packed", "offset", "flags", "name", "crc")
+    )
+    names_start = positions + _CENTRAL.itemsize
+    for row in np.flatnonzero((plain == _UNKNOWN) | (packed == _UNKNOWN) | (offset == _UNKNOWN)).tolist():
+        start = int(names_start[row] + name_bytes[row])
+        extra = data[start : start + int(table["extra"][row])]
+        plain[row], packed[row], offset[row] = _read_extra64(extra, (plain[row], packed[row], offset[row]))
+    order = np.argsort(offset, kind="stable")
+    names = [
+        data[start : start + length].decode("utf-8", "backslashreplace")
+        for start, length in zip(names_start[order].tolist(), name_bytes[order].tolist(), strict=True)
+    ]
+    if len(set(names)) != count:
+        raise damaged(file, "each record once", "records of equal names")
+    packed_again = (table["method"] != 0) | (flags & 1 != 0) | (packed != plain)
+    for row in np.flatnonzero(packed_again[order]).tolist():
+        raise _refuse_packed(file, names[row], encrypted=bool(flags[order[row]] & 1))
+    directory = Directory(
+        names=names,
+        header_offsets=offset[order],
+        sizes=plain[order],
+        crcs=crcs[order],
+        flags=flags[order],
+        name_bytes=name_bytes[order],
+        offset=limit,
+        data=data,
+    )
+    _check_inside(directory, file)
+    return directory
+
+
+def _positions(data: bytes, count: int, file: str) -> Column:
+    """Where each entry begins."""
+    positions: list[int] = []
     position = 0
     for _ in range(count):
-        if position + _CENTRAL.size > len(data):
-            raise damaged(file, f"{count} directory entries", f"room for {len(entries)}")
-        fields = _CENTRAL.unpack_from(data, position)
-        signature, _, _, flags, method, _, _, crc, packed, plain, name_bytes, extra_bytes, comment_bytes = fields[:13]
-        offset = fields[16]
-        name_start = position + _CENTRAL.size
-        extra_start = name_start + name_bytes
-        position = extra_start + extra_bytes + comment_bytes
-        if signature != b"PK\x01\x02" or position > len(data):
-            raise damaged(file, f"{count} directory entries", f"damage after {len(entries)}")
-        name = data[name_start:extra_start].decode("utf-8", "backslashreplace")
-        if _UNKNOWN in (plain, packed, offset):
-            extra = data[extra_start : extra_start + extra_bytes]
-            plain, packed, offset = _read_extra64(extra, (plain, packed, offset))
-        if method or flags & 1 or packed != plain:
-            raise _refuse_packed(file, name, flags)
-        if offset + LOCAL.size + name_bytes + plain > limit:
-            raise damaged(file, f"records before byte {limit}", f"{name} of {plain} bytes at byte {offset}")
-        entries.append(_new_entry(Entry, (name, offset, plain, crc, flags, name_bytes)))
+        if not data.startswith(b"PK\x01\x02", position) or position + _CENTRAL.itemsize > len(data):
+            raise damaged(file, f"{count} directory entries", f"damage after {len(positions)}")
+        positions.append(position)
+        name, extra, comment = _LENGTHS.unpack_from(data, position + 28)
+        position += _CENTRAL.itemsize + name + extra + comment
     if position != len(data):
         raise damaged(file, f"a directory of {len(data)} bytes", f"{count} entries of {position} bytes")
-    if len({entry.name for entry in entries}) != count:
-        raise damaged(file, "each record once", "records of equal names")
-    return entries
+    return np.array(positions, np.int64)
 
 
-# Named tuples spend half of their construction on sorting out keyword arguments.
-_new_entry = cast("Callable[[type[Entry], tuple[Any, ...]], Entry]", tuple.__new__)
+def _check_inside(directory: Directory, file: str) -> None:
+    room = directory.offset - LOCAL.size - directory.name_bytes - directory.header_offsets
+    for row in np.flatnonzero((directory.sizes > room) | (room < 0)).tolist():
+        found = f"{directory.names[row]} of {directory.sizes[row]} bytes at byte {directory.header_offsets[row]}"
+        raise damaged(file, f"records before byte {directory.offset}", found)
 
 
 def _read_extra64(extra: bytes, fields: tuple[int, int, int]) -> tuple[int, ...]:
@@ -139,14 +176,14 @@ def _read_extra64(extra: bytes, fields: tuple[int, int, int]) -> tuple[int, ...]
         kind, length = struct.unpack_from("<2H", extra, position)
         body = extra[position + 4 : position + 4 + length]
         if kind == 1:
-            values = iter(int.from_bytes(body[i : i + 8], "little") for i in range(0, len(body) - 7, 8))
+            values = iter(min(int.from_bytes(body[i : i + 8], "little"), _HUGE) for i in range(0, len(body) - 7, 8))
             return tuple(next(values, field) if field == _UNKNOWN else field for field in fields)
         position += 4 + length
     return fields
 
 
-def _refuse_packed(file: str, name: str, flags: int) -> CorruptFile:
-    found = "encrypted" if flags & 1 else "compressed"
+def _refuse_packed(file: str, name: str, *, encrypted: bool) -> CorruptFile:
+    found = "encrypted" if encrypted else "compressed"
     return CorruptFile(
         f"{file}: its record {name} is {found}; torch stores records as they are",
         file=file,
@@ -156,7 +193,7 @@ def _refuse_packed(file: str, name: str, flags: int) -> CorruptFile:
     )
 
 
-def derive_data_offsets(directory: Directory, alignment: int) -> tuple[Any, Any]:
+def derive_data_offsets(directory: Directory, alignment: int) -> tuple[Column, npt.NDArray[np.bool_]]:
     """Where the data of each entry begin, as far as that follows from the directory alone: (offsets, known).
 
     The local header has an extra field of unknown length, but torch's writer leaves two tracks. It pads so that the
@@ -164,40 +201,30 @@ def derive_data_offsets(directory: Directory, alignment: int) -> tuple[Any, Any]
     only a data descriptor of known size and the next header. Where both tracks meet, the offset is known (and the
     record's CRC proves it when the data are read); elsewhere the local header has to be asked.
     """
-    entries = directory.entries
-    offsets = np.array([entry.header_offset for entry in entries], np.int64)
-    sizes = np.array([entry.size_bytes for entry in entries], np.int64)
-    names = np.array([entry.name_bytes for entry in entries], np.int64)
-    described = np.array([entry.flags & 8 != 0 for entry in entries], np.bool_)
+    offsets, sizes = directory.header_offsets, directory.sizes
     big, far = sizes >= _UNKNOWN, offsets >= _UNKNOWN
-    shortest = offsets + LOCAL.size + names + 4 + 4 * (big | far) + 16 * big + 8 * far
+    shortest = offsets + LOCAL.size + directory.name_bytes + 4 + 4 * (big | far) + 16 * big + 8 * far
     forward = -(-shortest // alignment) * alignment
-    ends = np.append(offsets[1:], directory.offset)
-    backward = ends - sizes - np.where(described, np.where(big | far, 24, 16), 0)
+    descriptors = np.where(directory.flags & 8 != 0, np.where(big | far, 24, 16), 0)
+    backward = directory.limits - sizes - descriptors
     return forward, forward == backward
 
 
-def read_local_header(header: bytes | memoryview, entry: Entry, file: str) -> int:
-    """Where an entry's data begin, from the first 30 bytes of its local header."""
+def read_local_header(header: bytes | memoryview, directory: Directory, row: int, file: str) -> int:
+    """Where a record's data begin, from the first 30 bytes of its local header."""
+    offset = int(directory.header_offsets[row])
     fields = LOCAL.unpack(header) if len(header) == LOCAL.size else (b"",)
-    if fields[0] != b"PK\x03\x04" or fields[9] != entry.name_bytes:
-        raise damaged(file, f"the record {entry.name} at byte {entry.header_offset}", "something else")
-    return int(entry.header_offset + LOCAL.size + fields[9] + fields[10])
+    if fields[0] != b"PK\x03\x04" or fields[9] != directory.name_bytes[row]:
+        raise damaged(file, f"the record {directory.names[row]} at byte {offset}", "something else")
+    return int(offset + LOCAL.size + fields[9] + fields[10])
 
 
-def check_no_overlap(directory: Directory, data_offsets: Any, file: str) -> None:
+def check_no_overlap(directory: Directory, data_offsets: Column, file: str) -> None:
     """Refuse records that reach into the next one or into the directory."""
-    entries = directory.entries
-    sizes = np.array([entry.size_bytes for entry in entries], np.int64)
-    limits = np.append(np.array([entry.header_offset for entry in entries[1:]], np.int64), directory.offset)
-    wrong = np.flatnonzero(data_offsets + sizes > limits)
-    if len(wrong):
-        entry = entries[int(wrong[0])]
-        raise damaged(
-            file,
-            f"the record {entry.name} to end before byte {int(limits[wrong[0]])}",
-            f"{entry.size_bytes} bytes at byte {int(data_offsets[wrong[0]])}",
-        )
+    limits = directory.limits
+    for row in np.flatnonzero(data_offsets + directory.sizes > limits).tolist():
+        expected = f"the record {directory.names[row]} to end before byte {limits[row]}"
+        raise damaged(file, expected, f"{directory.sizes[row]} bytes at byte {data_offsets[row]}")
 
 
 def damaged(file: str, expected: str, found: str) -> CorruptFile:
