@@ -79,7 +79,7 @@ class StorageTable:
 
 @dataclass(frozen=True, slots=True)
 class PieceTable:
-    """Boxes of tensors and where they lie, sorted by tensor, then offsets. One row each; unused dimensions are 0 / 1."""
+    """Boxes of tensors and where they lie, sorted by tensor, then offsets: one row each; unused dimensions are 0 / 1."""
 
     tensor: NDArray[np.int32]
     storage: NDArray[np.int32]
@@ -181,7 +181,7 @@ class CheckpointBuilder:
         self._numbers: dict[str, int] = {}
         self._storages = array("q")
         self._pieces = array("q")
-        self._geometry = array("q")
+        self._boxes = array("q")
 
     def add_file(self, file: SourceFile) -> int:
         self.files.append(file)
@@ -200,8 +200,8 @@ class CheckpointBuilder:
             self.tensors.append(TensorInfo(name, dtype, shape))
         elif (known := self.tensors[number]).shape != shape or known.dtype != dtype:
             raise GeometryMismatch(
-                f"tensor {name} is {dtype} {list(shape)} in {self.files[-1].path}, but {known.dtype} {list(known.shape)} "
-                "in the files before it",
+                f"tensor {name} is {dtype} {list(shape)} in {self.files[-1].path}, but {known.dtype} "
+                f"{list(known.shape)} in the files before it",
                 tensor=name,
                 file=self.files[-1].path,
                 expected=f"{known.dtype} {list(known.shape)}",
@@ -214,6 +214,18 @@ class CheckpointBuilder:
         self._storages.extend((file, offset, length, NO_CHECKSUM if crc32 is None else crc32))
         return len(self._storages) // 4 - 1
 
+    def add_storages(self, file: int, rows: IntArray) -> int:
+        """Add many storages of one file, rows of (offset, length, CRC-32 or ``NO_CHECKSUM``): the first's number."""
+        first = len(self._storages) // 4
+        self._storages.frombytes(np.insert(rows, 0, file, axis=1).astype(np.int64).tobytes())
+        return first
+
+    def add_box(self, offsets: tuple[int, ...], sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
+        """A number for a box and its strides, for ``add_pieces``: few boxes serve very many pieces."""
+        rest = MAX_DIMENSIONS - len(sizes)
+        self._boxes.extend((*offsets, *(0,) * rest, *sizes, *(1,) * rest, *strides, *(0,) * rest))
+        return len(self._boxes) // (3 * MAX_DIMENSIONS) - 1
+
     def add_piece(
         self,
         tensor: int,
@@ -223,12 +235,12 @@ class CheckpointBuilder:
         strides: tuple[int, ...],
     ) -> None:
         """Add a box (offsets, sizes) of a tensor whose first element lies at byte ``start`` of the storage's file."""
-        offsets, sizes = box
-        if 0 in sizes:
-            return
-        self._pieces.extend((tensor, storage, start))
-        rest = MAX_DIMENSIONS - len(sizes)
-        self._geometry.extend((*offsets, *(0,) * rest, *sizes, *(1,) * rest, *strides, *(0,) * rest))
+        if 0 not in box[1]:
+            self._pieces.extend((tensor, storage, start, self.add_box(*box, strides)))
+
+    def add_pieces(self, rows: IntArray) -> None:
+        """Add many pieces, rows of (tensor, storage, start, box); none of their boxes is empty."""
+        self._pieces.frombytes(np.ascontiguousarray(rows, dtype=np.int64).tobytes())
 
     def tables(self) -> tuple[StorageTable, PieceTable, PieceTable]:
         """Storages, pieces that tile every tensor exactly, and their replicas.
@@ -237,12 +249,11 @@ class CheckpointBuilder:
         pieces overlap in part.
         """
         storages = _columns(self._storages, 4)
-        columns, geometry = _columns(self._pieces, 3), _columns(self._geometry, 3 * MAX_DIMENSIONS)
-        offsets, sizes, strides = np.split(geometry, 3, axis=1)
+        columns = _columns(self._pieces, 4)
         dimensions = max((len(tensor.shape) for tensor in self.tensors), default=1) or 1
-        offsets, sizes = offsets[:, :dimensions], sizes[:, :dimensions]
-        order = np.lexsort((*sizes.T[::-1], *offsets.T[::-1], columns[:, 0]))
-        table = _Rows(columns[order], offsets[order], sizes[order], strides[order, :dimensions])
+        boxes = [part[:, :dimensions] for part in np.split(_columns(self._boxes, 3 * MAX_DIMENSIONS), 3, axis=1)]
+        columns = columns[_sorted_rows(columns, *boxes[:2])]
+        table = _Rows(columns, *(part[columns[:, 3]] for part in boxes))
         repeat = same_box_as_previous(table.columns[:, 0], table.offsets, table.sizes)
         pieces, replicas = (table.select(rows).table(len(self.tensors)) for rows in (~repeat, repeat))
         self._check_cover(pieces, storages)
@@ -271,7 +282,7 @@ class CheckpointBuilder:
                 f"{list(tensor.shape)} are in no file",
                 tensor=tensor.name,
                 expected=f"pieces that cover {list(tensor.shape)}",
-                found=", ".join(_box_text(pieces, row, len(tensor.shape)) for row in list(pieces.rows(fault.owner))[:8])
+                found=", ".join(_box_text(pieces, row, len(tensor.shape)) for row in pieces.rows(fault.owner)[:8])
                 or "no piece",
                 hint="A rank's file is missing from the folder or was written by another run.",
             )
@@ -292,6 +303,14 @@ class _Rows:
         first = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=tensors)))).astype(np.int64)
         storage, start = self.columns[:, 1].astype(np.int32), self.columns[:, 2].copy()
         return PieceTable(owner, storage, start, self.offsets, self.sizes, self.strides, first)
+
+
+def _sorted_rows(columns: IntArray, offsets: IntArray, sizes: IntArray) -> IntArray:
+    """The order of pieces by tensor, then offsets, then sizes; boxes are ranked first, since they are few."""
+    by_place = np.lexsort((*sizes.T[::-1], *offsets.T[::-1]))
+    rank = np.empty(len(by_place), dtype=np.int64)
+    rank[by_place] = np.arange(len(by_place))
+    return np.lexsort((rank[columns[:, 3]], columns[:, 0]))
 
 
 def _columns(values: array[int], width: int) -> IntArray:

@@ -52,16 +52,21 @@ def chunk(length: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def local_box(
-    shape: Shape, mesh_sizes: Sequence[int], placements: Sequence[Placement], coordinate: Sequence[int]
+    shape: Shape,
+    mesh_sizes: Sequence[int],
+    placements: Sequence[Placement],
+    coordinate: Sequence[int],
+    order: Sequence[int] | None = None,
 ) -> tuple[Shape, Shape]:
     """Offsets and sizes of what the rank at ``coordinate`` of a device mesh holds of a tensor of ``shape``.
 
     Mesh dimensions that cut the same tensor dimension are applied left to right, a ``StridedShard`` after the
-    shards to its right whose sizes multiply to its split factor. Source: ``torch.distributed.tensor._utils.
-    compute_local_shape_and_global_offset``, whose result this equals wherever the local part is one box.
+    shards to its right whose sizes multiply to its split factor; ``order`` names another order of mesh dimensions.
+    Source: ``torch.distributed.tensor._utils.compute_local_shape_and_global_offset``, whose result this equals
+    wherever the local part is one box.
     """
     offsets, sizes = [0] * len(shape), list(shape)
-    for mesh_dim in application_order(placements):
+    for mesh_dim in application_order(placements) if order is None else order:
         placement = placements[mesh_dim]
         if isinstance(placement, Replicate):
             continue
@@ -179,7 +184,7 @@ def cover_faults(owner: NDArray[Any], offsets: IntArray, sizes: IntArray, shapes
 def _in_line(owner: NDArray[Any], offsets: IntArray, sizes: IntArray) -> NDArray[np.bool_]:
     """Which rows begin beyond where the row before them ends along the one dimension in which they differ."""
     fine = np.ones(len(owner), dtype=bool)
-    if len(owner) < 2:  # noqa: PLR2004 - one box has no neighbour
+    if len(owner) < 2:
         return fine
     same_owner = owner[1:] == owner[:-1]
     after = offsets[1:] >= offsets[:-1] + sizes[:-1]
