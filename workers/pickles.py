@@ -109,7 +109,7 @@ def _run(unpickler: _InertUnpickler, file: str) -> Any:
             file=file,
             found=refusal.what,
             expected="only names that checkpoints are made of",
-            hint="Do not open this file with tools that execute pickles, such as torch.load(weights_only=False). "
+            hint="Do not open this file with tools that execute pickles, as an unrestricted torch.load does. "
             "If you trust its origin, ask there for a safetensors copy.",
         ) from None
     except _NONSENSE as error:
