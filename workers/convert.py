@@ -1,0 +1,267 @@
+"""The pipeline from end to end: what the command line, the service and Python callers use.
+
+    result = convert("checkpoints/global_step_100", "models/step-100")
+
+Imports neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.checkpoint import Checkpoint
+from workers.checks import ByteProbe, compare_replicas, finish_checksums
+from workers.collect import Collection
+from workers.destination import Destination, Intent, open_destination, order_of_writing
+from workers.engines import Engine, Work
+from workers.engines.threads import ThreadsEngine
+from workers.errors import Cancelled, CorruptFile, InputError
+from workers.events import Committed, Observer, Planned, Started, Verifying, Warned, ignore
+from workers.families import map_checkpoint
+from workers.formats import open_checkpoint
+from workers.manifest import FileRecord, WrittenFile, build_manifest, value_warnings
+from workers.options import ConvertOptions
+from workers.plan import Plan, make_plan
+from workers.storage import Folder, FolderAddress, open_folder
+from workers.verify import prove_record
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished conversion."""
+
+    location: str
+    manifest: dict[str, Any]
+    plan_summary: dict[str, Any]
+    seconds: float
+    bytes_written: int
+    bytes_read: int
+    warnings: tuple[str, ...]
+
+
+def plan(source: str, destination: str, options: ConvertOptions | None = None) -> Plan:
+    """Plan a conversion and look whether its destination could take it; nothing is written."""
+    options = options or ConvertOptions()
+    made = plan_source(source, options)
+    target = open_destination(FolderAddress(destination, options.destination_profile))
+    target.check(_intent(made, "preview"))
+    return made
+
+
+def plan_source(source: str, options: ConvertOptions) -> Plan:
+    """Open a source, map its names and lay the result out."""
+    folder = open_folder(FolderAddress(source, options.source_profile))
+    try:
+        checkpoint = open_checkpoint(folder, options)
+        mapping = map_checkpoint(checkpoint, options, ByteProbe(checkpoint, _source_folder(checkpoint)))
+        return make_plan(checkpoint, mapping, options)
+    finally:
+        folder.close()
+
+
+def convert(
+    source: str,
+    destination: str,
+    options: ConvertOptions | None = None,
+    *,
+    engine: Engine | None = None,
+    observer: Observer = ignore,
+    cancel: threading.Event | None = None,
+    attempt: str | None = None,
+    may_commit: Callable[[], None] | None = None,
+) -> Result:
+    """Convert a checkpoint into a Hugging Face model at ``destination``.
+
+    Raises an ``UnshardError``; then nothing that loads as a model is at the destination that wasn't there before.
+    Finished output files are kept for the next attempt, unless the source is at fault. ``cancel`` stops within a
+    second. ``may_commit`` is called right before the commit and may raise, for whoever leases jobs.
+    """
+    options = options or ConvertOptions()
+    began = time.monotonic()
+    made = plan_source(source, options)
+    observer(Planned(made.summary()))
+    run = _Conversion(
+        plan=made,
+        destination=open_destination(FolderAddress(destination, options.destination_profile)),
+        engine=engine or ThreadsEngine(),
+        observer=observer,
+        cancel=cancel or threading.Event(),
+        attempt=attempt or f"attempt-{secrets.token_hex(8)}",
+        may_commit=may_commit or (lambda: None),
+    )
+    manifest, bytes_read = run.run()
+    location = destination
+    observer(Committed(location, manifest))
+    return Result(
+        location=location,
+        manifest=manifest,
+        plan_summary=made.summary(),
+        seconds=time.monotonic() - began,
+        bytes_written=made.bytes_total,
+        bytes_read=bytes_read,
+        warnings=tuple(manifest["warnings"]),
+    )
+
+
+def _source_folder(checkpoint: Checkpoint) -> Folder:
+    return open_folder(checkpoint.address)
+
+
+def _intent(made: Plan, attempt: str) -> Intent:
+    return Intent(
+        fingerprint=made.fingerprint,
+        attempt=attempt,
+        paths=made.paths,
+        size_bytes=made.bytes_total,
+        overwrite=made.options.overwrite,
+        resume=made.options.resume,
+    )
+
+
+@dataclass(slots=True)
+class _Conversion:
+    """One attempt at a plan."""
+
+    plan: Plan
+    destination: Destination
+    engine: Engine
+    observer: Observer
+    cancel: threading.Event
+    attempt: str
+    may_commit: Callable[[], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self) -> tuple[dict[str, Any], int]:
+        """From the claim to the commit; the manifest and the bytes that were read."""
+        self.destination.claim(_intent(self.plan, self.attempt))
+        try:
+            return self._make()
+        except BaseException as error:
+            # A damaged source won't get better by itself; anything else may, and then finished files are worth keeping.
+            self.destination.release(discard=isinstance(error, InputError))
+            raise
+
+    def _make(self) -> tuple[dict[str, Any], int]:
+        files = self.plan.layout.files
+        collection = Collection(self.plan.recipe, files, self.observer)
+        kept = self._keep_finished(collection)
+        self.observer(Started(self.attempt, tuple(files[number].path for number in kept)))
+        self.engine.run(self._work(collection, tuple(n for n in range(len(files)) if n not in kept)))
+        self._stop_if_cancelled()
+        self.observer(Verifying())
+        bytes_read = collection.bytes_read + self._check_source(collection)
+        records = [collection.records[number] for number in range(len(files))]
+        self._check_written(records)
+        for warning in value_warnings(records):
+            self.observer(Warned(warning))
+        small = self._write_small_files()
+        self._stop_if_cancelled()
+        self.may_commit()
+        manifest = build_manifest(
+            self.plan.summary(), [(record, self._parts_of(n)) for n, record in enumerate(records)], small, self.attempt
+        )
+        self.destination.commit((json.dumps(manifest, indent=1) + "\n").encode())
+        return manifest, bytes_read
+
+    def _work(self, collection: Collection, pending: tuple[int, ...]) -> Work:
+        return Work(
+            recipe=self.plan.recipe,
+            files=self.plan.layout.files,
+            pending=pending,
+            source=self.plan.checkpoint.address,
+            staging=self.destination.staging,
+            memory_bytes=self.plan.options.memory_bytes,
+            worker_bytes=int(self.plan.summary()["worker_memory_bytes"]),
+            collection=collection,
+            file_finished=lambda file, etag: self._file_finished(collection, file, etag),
+            cancel=self.cancel,
+        )
+
+    def _file_finished(self, collection: Collection, file: int, etag: str | None) -> None:
+        record = collection.file_done(file, etag)
+        with self._lock:
+            self.destination.record(record)
+
+    def _keep_finished(self, collection: Collection) -> set[int]:
+        """Files that an earlier attempt finished, proved by their digests (or by the store's ETag)."""
+        numbers = {file.path: number for number, file in enumerate(self.plan.layout.files)}
+        kept: set[int] = set()
+        for record in self.destination.finished():
+            number = numbers.get(record.path)
+            if number is None or not self._fits(number, record):
+                continue
+            if record.etag is None and not self._is_whole(record, number):
+                continue
+            collection.keep(record, number)
+            kept.add(number)
+        return kept
+
+    def _fits(self, number: int, record: FileRecord) -> bool:
+        file = self.plan.layout.files[number]
+        return (len(record.part_digests), record.size_bytes) == (file.stop_part - file.first_part, file.size_bytes)
+
+    def _is_whole(self, record: FileRecord, number: int) -> bool:
+        folder = open_folder(self.destination.staging)
+        try:
+            prove_record(folder, record, self._parts_of(number), cancel=self.cancel)
+        except CorruptFile:
+            return False
+        finally:
+            folder.close()
+        return True
+
+    def _parts_of(self, file: int) -> list[tuple[int, int]]:
+        parts = self.plan.layout.parts
+        rows = slice(self.plan.layout.files[file].first_part, self.plan.layout.files[file].stop_part)
+        return list(zip(parts.offset[rows].tolist(), parts.length[rows].tolist(), strict=True))
+
+    def _check_source(self, collection: Collection) -> int:
+        """Finish the checksums of what was read in part, compare replicas, see that no file changed meanwhile."""
+        checkpoint = self.plan.checkpoint
+        folder = _source_folder(checkpoint)
+        try:
+            if self.plan.options.verify == "none":
+                return 0
+            extra = finish_checksums(checkpoint, folder, collection.ledger)
+            compare_replicas(checkpoint, folder, list(self.plan.doubtful_replicas))
+            for file in checkpoint.files:
+                entry = folder.stat(file.path)
+                if file.version and (entry is None or entry.version != file.version):
+                    raise CorruptFile(
+                        f"{file.path} was changed while it was being converted",
+                        file=file.path,
+                        hint="Wait until the trainer has finished writing, then run the same command again.",
+                    )
+            return extra
+        finally:
+            folder.close()
+
+    def _check_written(self, records: Sequence[FileRecord]) -> None:
+        if self.plan.options.verify != "reread":
+            return
+        folder = open_folder(self.destination.staging)
+        try:
+            for number, record in enumerate(records):
+                prove_record(folder, record, self._parts_of(number), cancel=self.cancel)
+        finally:
+            folder.close()
+
+    def _write_small_files(self) -> list[WrittenFile]:
+        contents: dict[str, Callable[[], bytes]] = {}
+        folder = _source_folder(self.plan.checkpoint)
+        for side in self.plan.mapping.side_files:
+            where = open_folder(side.folder) if side.folder else folder
+            contents[side.target_path] = lambda where=where, path=side.source_path: where.read(path)  # type: ignore[misc]
+        for path, data in (*self.plan.layout.indexes, *self.plan.mapping.files):
+            contents[path] = lambda data=data: data  # type: ignore[misc]
+        return [self.destination.put(path, contents[path]()) for path in order_of_writing(contents)]
+
+    def _stop_if_cancelled(self) -> None:
+        if self.cancel.is_set():
+            raise Cancelled("the conversion was stopped", hint="Run the same command again to resume it.")

@@ -1,0 +1,300 @@
+"""Mergers: make the parts of a plan. They read the byte ranges that a part needs, apply its operations, digest it.
+
+A merger knows nothing of threads, actors or destinations: it is given a sink, which lends memory for each block
+and takes it back full.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from workers.arithmetic import Arithmetic
+from workers.checkpoint import NO_CHECKSUM, Checkpoint
+from workers.checksums import RangeChecksum, crc32
+from workers.dtypes import ELEMENT_TYPES
+from workers.geometry import Shape, contiguous_strides, flat_range_boxes, intersect
+from workers.layout import PartTable, aligned_step
+from workers.mapping import Target
+from workers.storage import Folder
+
+Elements = NDArray[Any]
+
+BLOCK_BYTES = 1 << 20
+"""Elements are moved in blocks of about this size: read, checked, digested and written while in a core's cache."""
+
+SPARSE_FACTOR = 4
+"""Strided elements are read as one enclosing range when that is at most this many times their own bytes."""
+
+SMALL_SPAN_BYTES = 1 << 18
+"""An enclosing range below this is read whole whatever its share: a request costs more than the bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What mergers need of a plan, put once where every worker finds it."""
+
+    checkpoint: Checkpoint
+    targets: tuple[Target, ...]
+    parts: PartTable
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """A finished part: its digest, what was read for it, and what its values look like."""
+
+    part: int
+    digest: bytes
+    """xxh3-128 of the part's bytes."""
+    checksums: tuple[RangeChecksum, ...]
+    bytes_read: int
+    seconds: float
+    nan_targets: tuple[int, ...] = ()
+    nonzero_targets: tuple[int, ...] = ()
+    """Targets that have something other than zeros in this part."""
+
+
+class Sink(Protocol):
+    """Where a merger's blocks go."""
+
+    def lend(self, offset: int, length: int) -> memoryview:
+        """Writable memory for ``length`` bytes that belong at byte ``offset`` of the output file."""
+
+    def take(self, offset: int, block: memoryview) -> None:
+        """The block that was lent is full."""
+
+
+@dataclass(slots=True)
+class SourceReader:
+    """Reads boxes of source tensors out of their pieces (the ``Context`` that expressions are filled in)."""
+
+    checkpoint: Checkpoint
+    folder: Folder
+    arithmetic: Arithmetic
+    checksums: list[RangeChecksum] = field(default_factory=list)
+    bytes_read: int = 0
+    prefetched: dict[tuple[int, int, int], memoryview] = field(default_factory=dict)
+    """(file, offset, length) -> bytes that were fetched ahead, for sources where a request is dear."""
+
+    def read(self, tensor: int, offsets: Shape, out: Elements) -> None:
+        """Fill ``out`` with the box of a tensor that begins at ``offsets``."""
+        for run in self.runs(tensor, offsets, out.shape):
+            window = out[tuple(slice(a, a + n) for a, n in zip(run.at, run.sizes, strict=True))]
+            self._read_run(run, window)
+
+    def runs(self, tensor: int, offsets: Shape, sizes: Shape) -> Iterator[Run]:
+        """The reads that a box of a tensor takes, piece by piece."""
+        pieces, storages = self.checkpoint.pieces, self.checkpoint.storages
+        info = self.checkpoint.tensors[tensor]
+        width = ELEMENT_TYPES[info.dtype].size_bytes
+        dimensions = len(info.shape)
+        for row in self._touched(tensor, offsets, sizes):
+            piece_offsets = tuple(pieces.offsets[row, :dimensions].tolist())
+            shared = intersect(offsets, sizes, piece_offsets, tuple(pieces.sizes[row, :dimensions].tolist()))
+            if shared is None:
+                continue
+            strides = tuple(pieces.strides[row, :dimensions].tolist())
+            begin = sum((a - b) * s for a, b, s in zip(shared[0], piece_offsets, strides, strict=True))
+            storage = int(pieces.storage[row])
+            whole = Run(
+                storage=storage,
+                file=int(storages.file[storage]),
+                start=int(pieces.start[row]) + begin * width,
+                at=tuple(a - b for a, b in zip(shared[0], offsets, strict=True)),
+                sizes=shared[1],
+                strides=strides,
+                width=width,
+            )
+            yield from whole.dense_enough()
+
+    def _touched(self, tensor: int, offsets: Shape, sizes: Shape) -> list[int]:
+        rows = self.checkpoint.pieces.rows(tensor)
+        if len(rows) == 1 or not sizes:
+            return list(rows)
+        pieces = self.checkpoint.pieces
+        begins = pieces.offsets[rows.start : rows.stop, : len(sizes)]
+        ends = begins + pieces.sizes[rows.start : rows.stop, : len(sizes)]
+        starts = np.array(offsets)
+        hit = ((begins < starts + sizes) & (ends > starts)).all(axis=1)
+        touched: list[int] = (np.flatnonzero(hit) + rows.start).tolist()
+        return touched
+
+    def _read_run(self, run: Run, out: Elements) -> None:
+        if run.is_dense and out.flags.c_contiguous:
+            self._read_bytes(run, memoryview(out.reshape(-1).view(np.uint8)))
+            return
+        scratch = np.empty(run.span_bytes, dtype=np.uint8)
+        self._read_bytes(run, memoryview(scratch))
+        elements = scratch.view(out.dtype)
+        steps = tuple(stride * run.width for stride in run.strides)
+        out[...] = np.lib.stride_tricks.as_strided(elements, run.sizes, steps, writeable=False)
+
+    def _read_bytes(self, run: Run, buffer: memoryview) -> None:
+        source = self.checkpoint.files[run.file]
+        ahead = self.prefetched.get((run.file, run.start, len(buffer)))
+        if ahead is not None:
+            buffer[:] = ahead
+        else:
+            self.folder.read_into(source.path, run.start, buffer, version=source.version or None)
+        self.bytes_read += len(buffer)
+        storages = self.checkpoint.storages
+        if storages.crc32[run.storage] != NO_CHECKSUM:
+            start = run.start - int(storages.offset[run.storage])
+            self.checksums.append((run.storage, start, len(buffer), crc32(buffer)))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One read: elements of a box that lie in a byte range of one storage."""
+
+    storage: int
+    file: int
+    start: int
+    """Byte offset in the file of the first element."""
+    at: Shape
+    """Where the box lies in the box that was asked for."""
+    sizes: Shape
+    strides: Shape
+    width: int
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first to the end of the last element."""
+        return (sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True)) + 1) * self.width
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements lie in the file without gaps and in row-major order."""
+        expected = contiguous_strides(self.sizes)
+        return all(n == 1 or a == b for n, a, b in zip(self.sizes, self.strides, expected, strict=True))
+
+    def dense_enough(self) -> Iterator[Run]:
+        """This run, or slices of it along its widest stride where one read would fetch mostly other bytes."""
+        wanted = prod(self.sizes) * self.width
+        if self.span_bytes <= max(SPARSE_FACTOR * wanted, SMALL_SPAN_BYTES):
+            yield self
+            return
+        dim = max((d for d, n in enumerate(self.sizes) if n > 1), key=lambda d: self.strides[d])
+        for index in range(self.sizes[dim]):
+            yield from Run(
+                storage=self.storage,
+                file=self.file,
+                start=self.start + index * self.strides[dim] * self.width,
+                at=(*self.at[:dim], self.at[dim] + index, *self.at[dim + 1 :]),
+                sizes=(*self.sizes[:dim], 1, *self.sizes[dim + 1 :]),
+                strides=self.strides,
+                width=self.width,
+            ).dense_enough()
+
+
+class Merger:
+    """Makes parts of one recipe. Not thread-safe: each worker has its own."""
+
+    def __init__(self, recipe: Recipe, folder: Folder, arithmetic: Arithmetic) -> None:
+        self._recipe = recipe
+        self._folder = folder
+        self._arithmetic = arithmetic
+
+    def make(self, part: int, sink: Sink) -> PartResult:
+        """Make one part block by block, handing each to ``sink`` in order."""
+        began = time.perf_counter()
+        reader = SourceReader(self._recipe.checkpoint, self._folder, self._arithmetic)
+        if not self._folder.is_local:
+            reader.prefetched = self._fetch_ahead(part, reader)
+        digest = xxhash.xxh3_128()
+        nan: set[int] = set()
+        nonzero: set[int] = set()
+        for block in blocks_of(self._recipe, part):
+            expression = self._recipe.targets[block.target].expression
+            kind = ELEMENT_TYPES[expression.dtype]
+            memory = sink.lend(block.file_offset, prod(block.sizes) * kind.size_bytes)
+            out = np.frombuffer(memory, dtype=kind.numpy_type).reshape(block.sizes)
+            expression.fill(out, block.offsets, reader)
+            digest.update(memory)
+            if block.target not in nonzero and out.any():
+                nonzero.add(block.target)
+            if kind.floating and block.target not in nan and holds_nan(out, expression.dtype):
+                nan.add(block.target)
+            sink.take(block.file_offset, memory)
+        return PartResult(
+            part=part,
+            digest=digest.digest(),
+            checksums=tuple(reader.checksums),
+            bytes_read=reader.bytes_read,
+            seconds=time.perf_counter() - began,
+            nan_targets=tuple(sorted(nan)),
+            nonzero_targets=tuple(sorted(nonzero)),
+        )
+
+    def _fetch_ahead(self, part: int, reader: SourceReader) -> dict[tuple[int, int, int], memoryview]:
+        """Fetch all ranges of a part at once, near ones together: each request to a store costs a round trip."""
+        wanted: dict[int, dict[tuple[int, int], None]] = {}
+        for block in blocks_of(self._recipe, part):
+            for need in self._recipe.targets[block.target].expression.requires(block.offsets, block.sizes):
+                for run in reader.runs(need.tensor, need.offsets, need.sizes):
+                    wanted.setdefault(run.file, {})[run.start, run.span_bytes] = None
+        fetched: dict[tuple[int, int, int], memoryview] = {}
+        for file, ranges in wanted.items():
+            source = self._recipe.checkpoint.files[file]
+            views = self._folder.read_ranges(source.path, list(ranges), version=source.version or None)
+            for (start, length), view in zip(ranges, views, strict=True):
+                fetched[file, start, length] = view
+        return fetched
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A box of a target that is contiguous in its output file and small enough to be made at once."""
+
+    target: int
+    offsets: Shape
+    sizes: Shape
+    file_offset: int
+
+
+def blocks_of(recipe: Recipe, part: int) -> Iterator[Block]:
+    """The blocks of a part, in the order of its bytes."""
+    parts = recipe.parts
+    position = int(parts.offset[part])
+    for segment in range(int(parts.first_segment[part]), int(parts.first_segment[part + 1])):
+        target = int(parts.target[segment])
+        expression = recipe.targets[target].expression
+        width = ELEMENT_TYPES[expression.dtype].size_bytes
+        begin, end = int(parts.begin[segment]), int(parts.end[segment])
+        step = aligned_step(expression, max(1, BLOCK_BYTES // width))
+        for start, stop in _steps(begin, end, step):
+            for offsets, sizes in flat_range_boxes(expression.shape, start, stop):
+                yield Block(target, offsets, sizes, position)
+                position += prod(sizes) * width
+
+
+def _steps(begin: int, end: int, step: int) -> Iterator[tuple[int, int]]:
+    """Cut [begin, end) at multiples of ``step`` counted from zero."""
+    while begin < end:
+        stop = min(end, (begin // step + 1) * step)
+        yield begin, stop
+        begin = stop
+
+
+_NAN_ABOVE = {"BF16": (0x7FFF, 0x7F80), "F16": (0x7FFF, 0x7C00)}
+
+
+def holds_nan(elements: Elements, dtype: str) -> bool:
+    """Whether any element is not a number."""
+    if not elements.size:
+        return False
+    if dtype == "F32":
+        return bool(np.isnan(elements.view(np.float32).max()))
+    if dtype == "F64":
+        return bool(np.isnan(elements.view(np.float64).max()))
+    if dtype in _NAN_ABOVE:
+        mask, limit = _NAN_ABOVE[dtype]
+        return bool((elements & np.uint16(mask)).max() > limit)
+    return False

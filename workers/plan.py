@@ -1,0 +1,239 @@
+"""``Plan``: everything that a conversion will do, decided before the first byte is written.
+
+A plan is deterministic: the same source, options and version give the same bytes and the same fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workers.checkpoint import Checkpoint
+from workers.checks import ReplicaPair, doubtful_replicas
+from workers.dtypes import ELEMENT_TYPES, size_bytes
+from workers.errors import GeometryMismatch, InsufficientResources
+from workers.layout import Layout, lay_out, part_size
+from workers.manifest import MANIFEST_NAME, SCHEMA, digest, digest_of_list, program_version
+from workers.mapping import Mapping, Target
+from workers.merge import BLOCK_BYTES, Recipe
+from workers.options import ConvertOptions
+from workers.storage import check_path
+
+WORKING_COPIES = 3
+"""Copies of a block that a worker holds at most: the block, its source elements, and one intermediate."""
+
+OPTIONS_WITHOUT_EFFECT = frozenset(
+    {"overwrite", "resume", "verify", "source_profile", "destination_profile", "config_dir", "step", "role"}
+)
+"""Options that don't change the bytes of the result given the same source files; the fingerprint leaves them out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A conversion, decided."""
+
+    checkpoint: Checkpoint
+    mapping: Mapping
+    options: ConvertOptions
+    targets: tuple[Target, ...]
+    """The mapping's targets in the order of writing."""
+    layout: Layout
+    doubtful_replicas: tuple[ReplicaPair, ...]
+    """Replicas that must be compared byte by byte before the commit."""
+    fingerprint: str
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.checkpoint, self.targets, self.layout.parts)
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all output files that hold weights, headers included."""
+        return sum(file.size_bytes for file in self.layout.files)
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """All files of the result except the manifest, below the destination."""
+        return frozenset(
+            [file.path for file in self.layout.files]
+            + [path for path, _ in (*self.layout.indexes, *self.mapping.files)]
+            + [file.target_path for file in self.mapping.side_files]
+        )
+
+    @property
+    def largest_unit_bytes(self) -> int:
+        """The most bytes that some target makes a worker compute at once."""
+        units = (
+            min(target.expression.unit_elements, _elements(target)) * _width(target) for target in self.targets
+        )
+        return max(BLOCK_BYTES, max(units, default=0))
+
+    def summary(self) -> dict[str, Any]:
+        """What a person or a program wants to know of the plan, as JSON values."""
+        checkpoint = self.checkpoint
+        lengths = self.layout.parts.length
+        return {
+            "schema": SCHEMA,
+            "fingerprint": self.fingerprint,
+            "source": source_summary(checkpoint) | {"family": self.mapping.family},
+            "options": self.options.to_dict(),
+            "tensors": len(self.targets),
+            "bytes_total": self.bytes_total,
+            "files": [
+                {
+                    "name": file.path,
+                    "size_bytes": file.size_bytes,
+                    "tensors": file.stop_target - file.first_target,
+                    "parts": file.stop_part - file.first_part,
+                }
+                for file in self.layout.files
+            ],
+            "small_files": sorted(self.paths - {file.path for file in self.layout.files}),
+            "parts": len(lengths),
+            "largest_part_bytes": int(lengths.max(initial=0)),
+            "worker_memory_bytes": self.largest_unit_bytes * WORKING_COPIES,
+            "memory_bytes": self.options.memory_bytes,
+            "dropped": [{"name": dropped.name, "reason": dropped.reason} for dropped in self.mapping.dropped],
+            "notes": [*checkpoint.notes, *self.mapping.notes],
+            "cost": self.cost(),
+        }
+
+    def cost(self) -> dict[str, int]:
+        """A preview of what is read and written: bytes, and pieces of source tensors that are touched."""
+        read = pieces = 0
+        for tensor in sorted(self.used_tensors()):
+            read += self.checkpoint.tensors[tensor].size_bytes
+            pieces += len(self.checkpoint.pieces.rows(tensor))
+        return {"bytes_read": read, "pieces_read": pieces, "bytes_written": self.bytes_total}
+
+    def used_tensors(self) -> set[int]:
+        """Numbers of the source tensors that something is made of."""
+        return {
+            need.tensor
+            for target in self.targets
+            for need in target.expression.requires((0,) * len(target.expression.shape), target.expression.shape)
+        }
+
+    def table(self) -> Iterator[dict[str, Any]]:
+        """One row for each target tensor: where it goes and what it is made of."""
+        for file in self.layout.files:
+            for number in range(file.first_target, file.stop_target):
+                target = self.targets[number]
+                expression = target.expression
+                needs = expression.requires((0,) * len(expression.shape), expression.shape)
+                yield {
+                    "name": target.name,
+                    "dtype": expression.dtype,
+                    "shape": list(expression.shape),
+                    "file": file.path,
+                    "offset": int(self.layout.positions[number]),
+                    "size_bytes": size_bytes(expression.dtype, expression.shape),
+                    "sources": list(dict.fromkeys(self.checkpoint.tensors[need.tensor].name for need in needs)),
+                    "operation": operation_name(target),
+                }
+
+
+def make_plan(checkpoint: Checkpoint, mapping: Mapping, options: ConvertOptions) -> Plan:
+    """Lay out what a mapping asks for, and refuse what can't be right or can't be done in the memory given."""
+    _check_names(mapping)
+    adapters = {path.rpartition("/")[0] for path, _ in mapping.files if path.endswith("adapter_config.json")}
+    targets, layout = lay_out(mapping.targets, adapters, options.max_shard_bytes, part_size(options.memory_bytes))
+    plan = Plan(
+        checkpoint=checkpoint,
+        mapping=mapping,
+        options=options,
+        targets=targets,
+        layout=layout,
+        doubtful_replicas=tuple(doubtful_replicas(checkpoint)),
+        fingerprint=_fingerprint(checkpoint, mapping, options, targets),
+    )
+    needed = plan.largest_unit_bytes * WORKING_COPIES
+    if needed > options.memory_bytes:
+        largest = max(targets, key=lambda target: min(target.expression.unit_elements, _elements(target)) * _width(target))
+        raise InsufficientResources(
+            f"tensor {largest.name} can't be made in pieces small enough for the memory budget: {needed} bytes are "
+            f"needed, {options.memory_bytes} are allowed",
+            tensor=largest.name,
+            expected=f"{needed} bytes",
+            found=f"{options.memory_bytes} bytes",
+            hint=f"Allow more memory: --memory {-(-needed // 2**30)}GiB.",
+        )
+    return plan
+
+
+def source_summary(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What is known of a source, as JSON values."""
+    dtypes: dict[str, int] = {}
+    for tensor in checkpoint.tensors:
+        dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.size_bytes
+    return {
+        "url": checkpoint.address.url,
+        "format": checkpoint.format,
+        "evidence": list(checkpoint.evidence),
+        "layout": dict(checkpoint.layout),
+        "fingerprint": source_fingerprint(checkpoint),
+        "files": len(checkpoint.files),
+        "file_bytes": sum(file.size_bytes for file in checkpoint.files),
+        "tensors": len(checkpoint.tensors),
+        "pieces": len(checkpoint.pieces) + len(checkpoint.replicas),
+        "bytes": sum(dtypes.values()),
+        "dtypes": dtypes,
+    }
+
+
+def source_fingerprint(checkpoint: Checkpoint) -> str:
+    """A digest that changes when the source's weights or its metadata do: paths, sizes, metadata digests, ETags.
+
+    Neither times nor the place where the source lies are part of it, so a copy has the same fingerprint.
+    """
+    rows = [f"{file.path}\t{file.size_bytes}\t{file.digest}" for file in checkpoint.files]
+    return digest_of_list([checkpoint.format, *rows])
+
+
+def operation_name(target: Target) -> str:
+    """How a target is made, in a word or two: the kinds of its expression's nodes from the outside in."""
+    names = []
+    node: Any = target.expression
+    while type(node).__name__ != "Source":
+        names.append(type(node).__name__.lower())
+        node = getattr(node, "inner", None) or getattr(node, "base", None) or node.inputs[0]
+    return " of ".join(names) or "copy"
+
+
+def _fingerprint(
+    checkpoint: Checkpoint, mapping: Mapping, options: ConvertOptions, targets: tuple[Target, ...]
+) -> str:
+    effective = {name: value for name, value in options.to_dict().items() if name not in OPTIONS_WITHOUT_EFFECT}
+    files = [f"{path}\t{digest(data)}" for path, data in mapping.files]
+    files += [f"{file.source_path}\t{file.target_path}\t{file.size_bytes}" for file in mapping.side_files]
+    rows = (f"{target.folder}\t{target.name}\t{target.expression!r}" for target in targets)
+    return digest_of_list(
+        [str(SCHEMA), program_version(), source_fingerprint(checkpoint), repr(sorted(effective.items())), *files, *rows]
+    )
+
+
+def _check_names(mapping: Mapping) -> None:
+    seen: set[tuple[str, str]] = set()
+    for target in mapping.targets:
+        if (target.folder, target.name) in seen:
+            raise GeometryMismatch(
+                f"two source tensors would both become {target.name}",
+                tensor=target.name,
+                hint="Their names differ only in a prefix that the mapping takes away; give a mapping of your own.",
+            )
+        seen.add((target.folder, target.name))
+    for path in [*(path for path, _ in mapping.files), *(file.target_path for file in mapping.side_files)]:
+        if check_path(path) == MANIFEST_NAME:
+            raise GeometryMismatch(f"the result can't contain a file named {path}", file=path)
+
+
+
+def _elements(target: Target) -> int:
+    return int(np.prod(target.expression.shape, dtype=np.int64))
+
+
+def _width(target: Target) -> int:
+    return ELEMENT_TYPES[target.expression.dtype].size_bytes
