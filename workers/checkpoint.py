@@ -79,7 +79,7 @@ class StorageTable:
 
 @dataclass(frozen=True, slots=True)
 class PieceTable:
-    """Boxes of tensors and where they lie, sorted by tensor, then offsets: one row each; unused dimensions are 0 / 1."""
+    """Boxes of tensors and where they lie, one row each by tensor, then offsets; unused dimensions are 0 / 1."""
 
     tensor: NDArray[np.int32]
     storage: NDArray[np.int32]

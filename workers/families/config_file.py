@@ -1,0 +1,64 @@
+"""Edit a model's config.json: only what the conversion makes untrue changes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any
+
+from workers.dtypes import ELEMENT_TYPES
+from workers.expressions import Expression
+from workers.families.operations import Version
+from workers.families.registry import text_config
+from workers.families.ties import FLAG
+
+CONFIG = "config.json"
+_DTYPE_KEYS: tuple[str, ...] = ("dtype", "torch_dtype")
+_DTYPE_SINCE = (4, 56)
+"""transformers renamed ``torch_dtype`` to ``dtype`` in 4.56 (and 5 still reads the old key)."""
+
+
+def edited_config(config: Mapping[str, Any], expressions: Iterable[Expression], *, tied: bool | None) -> bytes:
+    """config.json for a model of these weights; ``tied`` is what it must say of tied embeddings, None as it is."""
+    edited = copy.deepcopy(dict(config))
+    if tied is not None:
+        edited[FLAG] = tied
+        inner = text_config(edited)
+        if isinstance(inner, dict) and FLAG in inner:
+            inner[FLAG] = tied
+    dtype = main_dtype(expressions)
+    if dtype is not None:
+        _set_dtype(edited, dtype)
+    if list(config) == sorted(config):
+        edited = dict(sorted(edited.items()))
+    return (json.dumps(edited, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def main_dtype(expressions: Iterable[Expression]) -> str | None:
+    """Torch's name of the floating-point dtype that most weights have; None when no weight is floating-point."""
+    counts: dict[str, int] = {}
+    for expression in expressions:
+        if ELEMENT_TYPES[expression.dtype].floating:
+            counts[expression.dtype] = counts.get(expression.dtype, 0) + prod(expression.shape)
+    return ELEMENT_TYPES[max(counts, key=lambda dtype: counts[dtype])].torch_name if counts else None
+
+
+def transformers_version(config: Mapping[str, Any]) -> Version:
+    """Major and minor version of transformers that wrote a config; (0, 0) when it does not say."""
+    match = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version", "")))
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _set_dtype(config: dict[str, Any], dtype: str) -> None:
+    """Set the key that the config uses, or that its version of transformers would; correct it in its parts."""
+    used = [key for key in _DTYPE_KEYS if key in config]
+    usual = "dtype" if transformers_version(config) >= _DTYPE_SINCE else "torch_dtype"
+    for key in used or [usual]:
+        config[key] = dtype
+    for part in config.values():
+        for key in _DTYPE_KEYS:
+            if isinstance(part, dict) and isinstance(part.get(key), str) and "model_type" in part:
+                part[key] = dtype

@@ -1,0 +1,124 @@
+"""Add a LoRA adapter to its base weights, as expressions: W + scale * (B @ A).
+
+What can't be merged exactly as peft would is refused by name.
+Source: peft ``tuners/lora/layer.py`` (``get_delta_weight`` of Linear and Embedding), ``tuners/lora/config.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any, NoReturn
+
+from workers.checkpoint import Adapter
+from workers.errors import GeometryMismatch, IncompleteCheckpoint, InvalidOption, UnmappedTensor
+from workers.expressions import AddLora, Expression, Transpose
+from workers.families.adapters import LoraModule, PeftParts
+from workers.families.rules import Entry
+
+_MERGEABLE = frozenset(("F64", "F32", "BF16", "F16"))
+
+
+def merge(parts: PeftParts, adapter: Adapter) -> list[Entry]:
+    """The merged model's tensors, in the order of the base's.
+
+    Modules that were trained as a whole come as they are after training.
+    """
+    if parts.is_adapter_only:
+        raise IncompleteCheckpoint(
+            "the checkpoint holds an adapter and no base weights, so that there is nothing to merge it into",
+            hint="Leave the option lora at separate: the result is the adapter, to be merged into its base model.",
+        )
+    weights = dict(parts.base)
+    for module in parts.modules.values():
+        name = f"{module.name}.weight"
+        if name not in weights:
+            raise UnmappedTensor(
+                f"the adapter has parts for {module.name}, but there is no base weight {name}",
+                tensor=name,
+                expected=name,
+                found=", ".join(module.parts),
+                hint="Adapters of parameters that are no linear layer or embedding can be kept apart: lora=separate.",
+            )
+        weights[name] = _merged(weights[name], module, adapter)
+    weights.update((name, expression) for name, expression in parts.original if name not in weights)
+    weights.update((f"{module}.{leaf}", expression) for module, leaf, expression in parts.trained)
+    return [(name, weights[name]) for name in dict.fromkeys((*parts.order, *weights))]
+
+
+def alpha_of(module: LoraModule, adapter: Adapter) -> float:
+    """The alpha of a module; ``InvalidOption`` when nothing tells it."""
+    pattern = _by_pattern(adapter.settings.get("alpha_pattern"), module.name)
+    alpha = adapter.lora_alpha if pattern is None else pattern
+    if alpha is None:
+        raise InvalidOption(
+            f"merging needs lora_alpha, which the checkpoint does not tell: {adapter.alpha_source}",
+            expected="lora_alpha",
+            found="none",
+            hint="Give the alpha of the training run with the option lora_alpha, or keep the adapter: lora=separate.",
+        )
+    return alpha
+
+
+def _merged(base: Expression, module: LoraModule, adapter: Adapter) -> Expression:
+    alpha = alpha_of(module, adapter)
+    parts = set(module.parts)
+    if "lora_magnitude_vector" in parts or adapter.settings.get("use_dora"):
+        _refuse(module, "DoRA, whose scale depends on the norms of whole rows,")
+    if base.dtype not in _MERGEABLE:
+        _refuse(module, f"an adapter of a base of {base.dtype}")
+    a: Expression
+    b: Expression
+    if parts == {"lora_embedding_A", "lora_embedding_B"}:
+        # The embedding is [tokens, features]: the transposed product of B [features, r] and A [r, tokens].
+        a = Transpose(module.parts["lora_embedding_B"], 0, 1)
+        b = Transpose(module.parts["lora_embedding_A"], 0, 1)
+    elif parts == {"lora_A.weight", "lora_B.weight"}:
+        a, b = module.parts["lora_A.weight"], module.parts["lora_B.weight"]
+    else:
+        _refuse(module, f"an adapter with the parts {', '.join(sorted(parts))}")
+    if not all(len(part.shape) == 2 for part in (base, a, b)):
+        _refuse(module, "an adapter of a layer that is neither linear nor an embedding")
+    rank = module.rank
+    scale = alpha / (sqrt(rank) if adapter.settings.get("use_rslora") else rank)
+    if adapter.settings.get("fan_in_fan_out") and not module.is_embedding:
+        # The base is [in, out], as in GPT-2's Conv1D.
+        return Transpose(_sum(Transpose(base, 0, 1), (a, b), scale, module), 0, 1)
+    return _sum(base, (a, b), scale, module)
+
+
+def _sum(base: Expression, ab: tuple[Expression, Expression], scale: float, module: LoraModule) -> Expression:
+    a, b = ab
+    if a.shape[0] != b.shape[1] or base.shape != (b.shape[0], a.shape[1]):
+        raise GeometryMismatch(
+            f"the adapter of {module.name} does not fit its base {list(base.shape)}: A is {list(a.shape)}, B is "
+            f"{list(b.shape)}",
+            tensor=f"{module.name}.weight",
+            expected=f"A [r, {base.shape[1]}] and B [{base.shape[0]}, r]",
+            found=f"A {list(a.shape)} and B {list(b.shape)}",
+        )
+    return AddLora(base, a, b, scale)
+
+
+def _by_pattern(patterns: Any, name: str) -> float | None:
+    """The value of the first pattern that fits the end of a module's name, as peft matches ``alpha_pattern``."""
+    if not isinstance(patterns, Mapping):
+        return None
+    for pattern, value in patterns.items():
+        try:
+            fits = re.match(rf"(.*\.)?({pattern})$", name)
+        except re.error:
+            continue
+        if fits and isinstance(value, int | float):
+            return value
+    return None
+
+
+def _refuse(module: LoraModule, what: str) -> NoReturn:
+    raise InvalidOption(
+        f"unshard cannot merge {what} at {module.name}",
+        expected="LoRA of a linear layer or an embedding: A and B",
+        found=", ".join(sorted(module.parts)),
+        hint="Keep the adapter apart with lora=separate, or merge with peft (merge_and_unload).",
+    )

@@ -1,0 +1,79 @@
+"""Find the tables that apply to a model.
+
+Every module of this package that has ``TABLES`` is one, so that a new family is one new file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import workers.families
+from workers.errors import InvalidOption
+from workers.families.rules import Table
+
+ANY_MODEL = "*"
+NAMES_KEPT = "names kept"
+KEEP = "none"
+"""Value of the option ``family`` that asks for the source's own names."""
+
+_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
+"""Keys under which a config holds that of its language model."""
+
+
+@cache
+def all_tables() -> tuple[Table, ...]:
+    """Every table there is."""
+    modules = (module.name for module in pkgutil.iter_modules(workers.families.__path__))
+    found = (getattr(importlib.import_module(f"workers.families.{name}"), "TABLES", ()) for name in modules)
+    return tuple(table for tables in found for table in tables)
+
+
+def find_tables(naming: str, config: Mapping[str, Any], family: str | None = None) -> tuple[Table, ...]:
+    """The tables for tensors of one naming, in the order in which they are applied.
+
+    Those for every model come first, then that of the language model inside, then that of the whole. ``family``
+    names one table instead of what the config says; ``none`` stands for no table at all.
+    """
+    if family == KEEP:
+        return ()
+    tables = [table for table in all_tables() if table.naming == naming]
+    always = [table for table in tables if ANY_MODEL in table.model_types]
+    if family is not None:
+        return (*always, _named(family, tables))
+    by_type = {model_type: table for table in tables for model_type in table.model_types}
+    chain = [by_type[model_type] for model_type in model_types(config) if model_type in by_type]
+    return (*always, *dict.fromkeys(reversed(chain)))
+
+
+def model_types(config: Mapping[str, Any]) -> Iterator[str]:
+    """The model types of a config, the whole first and the language model inside last."""
+    part: Any = config
+    while isinstance(part, dict):
+        if isinstance(part.get("model_type"), str):
+            yield part["model_type"]
+        part = next((part[key] for key in _PARTS if isinstance(part.get(key), dict)), None)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model."""
+    part: Mapping[str, Any] = config
+    while inner := next((part[key] for key in _PARTS if isinstance(part.get(key), dict)), None):
+        part = inner
+    return part
+
+
+def _named(family: str, tables: list[Table]) -> Table:
+    for table in tables:
+        if family == table.name or family in table.model_types:
+            return table
+    names = ", ".join(sorted(table.name for table in tables))
+    raise InvalidOption(
+        f"there is no family {family!r} for these names",
+        expected=names,
+        found=family,
+        hint=f"The families are: {names}; none keeps the names as they are.",
+    )

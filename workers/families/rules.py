@@ -1,0 +1,212 @@
+"""Rules and tables: which names of one naming become which of another, read in either direction.
+
+A rule has name patterns on both sides and the operations from left to right. Placeholders in braces stand for parts
+of names: ``{layer}`` and ``{expert}`` for numbers, any other for whatever is there. A placeholder that only one
+side has counts the entries of a stacked dimension.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from workers.errors import GeometryMismatch, InternalError, UnmappedTensor
+from workers.expressions import Expression
+from workers.families.operations import Facts, Group, Operation, Version
+
+NUMBERS = frozenset(("layer", "expert"))
+"""Placeholders that stand for numbers."""
+
+_NUMBER, _ANYTHING = r"\d+", ".+"
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+class Pattern:
+    """A name with placeholders, such as ``{module}.experts.{expert}.w1.weight``."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.placeholders = tuple(_PLACEHOLDER.findall(text))
+        parts = _PLACEHOLDER.split(text)
+        literal = [re.escape(part) for part in parts[::2]]
+        groups = [f"(?P<{name}>{_NUMBER if name in NUMBERS else _ANYTHING})" for name in parts[1::2]]
+        regex = "".join(part for pair in zip(literal, [*groups, ""], strict=True) for part in pair)
+        self._match = re.compile(regex).fullmatch
+
+    def match(self, name: str) -> dict[str, str] | None:
+        """What the placeholders stand for in a name; None when it does not fit."""
+        found = self._match(name)
+        return found.groupdict() if found else None
+
+    def name(self, values: dict[str, str]) -> str:
+        """The name for these values of the placeholders."""
+        return self.text.format_map(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Tensors named by ``sources`` become those named by ``targets`` through ``operations``; both ways.
+
+    ``since`` is the first version of transformers whose modules have the names of the left side. From left to right
+    the names tell; backwards the version does.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    operations: tuple[Operation, ...] = ()
+    since: Version = (0, 0)
+
+    @property
+    def inverse(self) -> Rule:
+        """The rule from targets to sources."""
+        operations = tuple(operation.inverse for operation in reversed(self.operations))
+        return Rule(self.targets, self.sources, operations, self.since)
+
+
+def rename(source: str, target: str, since: Version = (0, 0)) -> Rule:
+    """A rule that changes a name and nothing else."""
+    return Rule((source,), (target,), (), since)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Tensors that the other naming does not have. Lossy: nothing brings them back."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How one framework's names of a family relate to the hub's. The first rule that fits a name counts.
+
+    A name that no rule fits stays as it is. The model type ``*`` stands for every model.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    rules: tuple[Rule | Drop, ...]
+    naming: str = "transformers"
+    """Whose names the left side has, as ``Checkpoint.naming`` says."""
+    keep_float32: tuple[str, ...] = ()
+    """Ends of names whose tensors no cast touches, beside those of every family."""
+
+    def inverse_rules(self, transformers: Version) -> tuple[Rule, ...]:
+        """The rules from the hub's names back to modules of that version; what was dropped has none."""
+        return tuple(rule.inverse for rule in self.rules if isinstance(rule, Rule) and rule.since <= transformers)
+
+
+Entry = tuple[str, Expression]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Tensors after a table, in their order, and what it dropped: names with reasons."""
+
+    entries: list[Entry]
+    dropped: list[tuple[str, str]] = field(default_factory=list)
+
+
+def apply_rules(rules: Sequence[Rule | Drop], entries: Iterable[Entry], facts: Facts) -> Applied:
+    """Carry tensors over to the other naming. What a rule makes stands where the first of its inputs stood."""
+    compiled = [_Compiled(rule) for rule in rules]
+    applied = Applied([])
+    slots: list[list[Entry]] = []
+    open_groups: dict[tuple[int, tuple[str, ...]], tuple[_Gathering, list[Entry]]] = {}
+    for name, expression in entries:
+        for number, rule in enumerate(compiled):
+            hit = rule.match(name)
+            if hit is None:
+                continue
+            if isinstance(rule.rule, Drop):
+                applied.dropped.append((name, rule.rule.reason))
+                break
+            column, values = hit
+            key = number, tuple(values[shared] for shared in rule.shared)
+            if key not in open_groups:
+                open_groups[key] = _Gathering(rule, values), []
+                slots.append(open_groups[key][1])
+            open_groups[key][0].add(column, name, values, expression)
+            break
+        else:
+            slots.append([(name, expression)])
+    for gathering, slot in open_groups.values():
+        slot.extend(gathering.results(facts))
+    applied.entries.extend(entry for slot in slots for entry in slot)
+    return applied
+
+
+class _Compiled:
+    """A rule with its patterns compiled: what both sides share, and the placeholder that counts entries."""
+
+    def __init__(self, rule: Rule | Drop) -> None:
+        self.rule = rule
+        sources, targets = ((rule.source,), ()) if isinstance(rule, Drop) else (rule.sources, rule.targets)
+        self.sources = tuple(map(Pattern, sources))
+        self.targets = tuple(map(Pattern, targets))
+        left, right = (set[str]().union(*(p.placeholders for p in side)) for side in (self.sources, self.targets))
+        self.shared = tuple(sorted(left & right if targets else left))
+        self.gathered = tuple(left - right if targets else ())
+        self.spread = tuple(right - left)
+        if len(self.gathered) > 1 or len(self.spread) > 1:
+            raise InternalError(f"a rule for {sources} counts entries by more than one placeholder")
+
+    def match(self, name: str) -> tuple[int, dict[str, str]] | None:
+        for column, pattern in enumerate(self.sources):
+            values = pattern.match(name)
+            if values is not None:
+                return column, values
+        return None
+
+
+class _Gathering:
+    """The inputs of one use of a rule, as they come in."""
+
+    def __init__(self, rule: _Compiled, values: dict[str, str]) -> None:
+        self._rule = rule
+        self._values = values
+        self._columns: list[dict[int, tuple[str, Expression]]] = [{} for _ in rule.sources]
+
+    def add(self, column: int, name: str, values: dict[str, str], expression: Expression) -> None:
+        index = int(values[self._rule.gathered[0]]) if self._rule.gathered else 0
+        self._columns[column][index] = name, expression
+
+    def results(self, facts: Facts) -> list[Entry]:
+        rule = self._rule.rule
+        if isinstance(rule, Drop):
+            return []
+        group = self._complete()
+        try:
+            for operation in rule.operations:
+                group = operation.apply(group, facts)
+        except GeometryMismatch as error:
+            names = ", ".join(name for name, _ in self._columns[0].values())
+            raise GeometryMismatch(
+                f"{names}: {error.message}", tensor=names, expected=error.expected, found=error.found, hint=error.hint
+            ) from None
+        return list(self._named(group))
+
+    def _complete(self) -> Group:
+        """The inputs as a group, when none is missing."""
+        count = max(map(len, self._columns))
+        for pattern, column in zip(self._rule.sources, self._columns, strict=True):
+            absent = next((index for index in range(count) if index not in column), None)
+            if absent is not None:
+                name = pattern.name({**self._values, **dict.fromkeys(self._rule.gathered, str(absent))})
+                there = next(name for column in self._columns for name, _ in column.values())
+                raise UnmappedTensor(
+                    f"there is no tensor {name}, which belongs together with {there}",
+                    tensor=name,
+                    expected=name,
+                    found=there,
+                    hint="The checkpoint lacks a part, or the family does not fit: set the option family, or none.",
+                )
+        return tuple(tuple(column[index][1] for index in range(count)) for column in self._columns)
+
+    def _named(self, group: Group) -> Iterable[Entry]:
+        """Names for the results: entry by entry, and in the order of the target patterns within each."""
+        for index in range(len(group[0])):
+            values = {**self._values, **dict.fromkeys(self._rule.spread, str(index))}
+            for pattern, column in zip(self._rule.targets, group, strict=True):
+                yield pattern.name(values), column[index]
