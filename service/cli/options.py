@@ -1,0 +1,33 @@
+"""``ConvertOptions`` from a command's flags and its ``-o NAME=VALUE``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from workers.errors import InvalidOption
+from workers.options import ConvertOptions, parse_assignment
+
+FIELDS = frozenset(field.name for field in dataclasses.fields(ConvertOptions))
+
+
+def gather(parameters: Mapping[str, Any], assignments: Iterable[str] | None) -> ConvertOptions:
+    """Build the options; parameters of the command that aren't options, or weren't given, are passed over.
+
+    Raises ``InvalidOption`` for an unknown name, an impossible value, or two values for one option.
+    """
+    return ConvertOptions.from_dict(values(parameters, assignments))
+
+
+def values(parameters: Mapping[str, Any], assignments: Iterable[str] | None) -> dict[str, Any]:
+    """The options that were given, by name."""
+    given = {name: value for name, value in parameters.items() if name in FIELDS and value not in (None, False)}
+    for text in assignments or ():
+        name, value = parse_assignment(text)
+        if given.get(name, value) != value:
+            raise InvalidOption(
+                f"option {name} is given twice: {given[name]!r} and {value!r}", hint="Leave one of them out."
+            )
+        given[name] = value
+    return given

@@ -1,0 +1,75 @@
+"""From arguments to an exit status: the one place where exceptions become messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from service.cli.output import emit_json, say
+from service.cli.problems import document, exit_status, lines, unexpected
+
+SUCCESS, USAGE = 0, 2
+BROKEN_PIPE = 141
+"""What a shell reports of a program that wrote into a closed pipe: 128 + SIGPIPE."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; every failure is told in plain words, or as JSON where ``--json`` was given."""
+    from service.cli.app import command  # noqa: PLC0415 - so that a failing import is told like any other failure
+
+    try:
+        status = command()(args=list(arguments), prog_name="unshard", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        return BROKEN_PIPE
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - nobody above could tell the user
+        return _fail(error, as_json="--json" in arguments)
+    return status if isinstance(status, int) else SUCCESS
+
+
+def _fail(error: BaseException, *, as_json: bool) -> int:
+    try:
+        return _usage(error, as_json=as_json) if _is_usage(error) else _told(error, as_json=as_json)
+    except BrokenPipeError:
+        _forget_stdout()
+        return BROKEN_PIPE
+
+
+def _told(error: BaseException, *, as_json: bool) -> int:
+    if as_json:
+        emit_json(document(error))
+    else:
+        for line in lines(error):
+            say(line, to=sys.stderr)
+    if unexpected(error) and os.environ.get("UNSHARD_DEBUG"):
+        sys.excepthook(type(error), error, error.__traceback__)
+    sys.stdout.flush()
+    return exit_status(error)
+
+
+def _is_usage(error: BaseException) -> bool:
+    """Whether the parser refused the arguments; recognised by its face, which outlived several of its classes."""
+    return hasattr(error, "exit_code") and hasattr(error, "format_message")
+
+
+def _usage(error: Any, *, as_json: bool) -> int:
+    message = error.format_message()
+    if as_json:
+        emit_json({"error": {"code": "usage", "message": message, "hint": "See unshard --help."}})
+        return USAGE
+    context = getattr(error, "ctx", None)
+    if not message:  # a command group called without a command shows its help
+        say(context.get_help() if context else "", to=sys.stderr)
+        return USAGE
+    path = context.command_path if context else "unshard"
+    say(f"error: {message}", to=sys.stderr)
+    say(f"hint: {path} --help shows the usage", to=sys.stderr)
+    return USAGE
+
+
+def _forget_stdout() -> None:
+    """Keep the interpreter from complaining, at its end, about what can't be written any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
