@@ -10,34 +10,41 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from workers.checksums import ChecksumLedger
 from workers.errors import Cancelled, StorageError
-from workers.events import FileCompleted, Observer, Progress
+from workers.events import Event, FileCompleted, Observer, Progress
 from workers.layout import OutputFile
 from workers.manifest import FileRecord, digest
 from workers.merge import PartResult, Recipe
 
 PROGRESS_EVERY_S = 0.5
-FLUSH_EVERY_BYTES = 256 << 20
-"""Dirty bytes after which a file is flushed while others go on, so that the last sync is short."""
 
 
 class LocalOutput:
     """An output file on a file system, open for blocks at any position. Thread-safe."""
 
     def __init__(self, root: str, file: OutputFile) -> None:
+        """Make the file of its final size and write its header."""
         self.path = os.path.join(root, file.path)
-        self._dirty = 0
         with _told(self.path):
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             os.ftruncate(self.descriptor, file.size_bytes)
             self.write(0, memoryview(file.header))
+
+    @classmethod
+    def join(cls, root: str, file: OutputFile) -> LocalOutput:
+        """Open a file that somebody else has made."""
+        output = cls.__new__(cls)
+        output.path = os.path.join(root, file.path)
+        with _told(output.path):
+            output.descriptor = os.open(output.path, os.O_RDWR | os.O_CLOEXEC)
+        return output
 
     def write(self, offset: int, block: memoryview) -> None:
         """Write a block at a byte offset."""
@@ -238,15 +245,19 @@ class Collection:
             self._observer(FileCompleted(record.path, record.size_bytes, record.digest))
             return record
 
-    def forget(self, file: int) -> None:
-        """Undo what was noted of a file whose collector was lost: its parts will be made again."""
-        account, output = self._accounts[file], self._files[file]
+    def forget(self, parts: Iterable[int]) -> None:
+        """Undo what was noted of parts whose bytes were lost: they will be made again."""
         with self._lock:
-            for part in account.digests:
-                self._bytes_done -= int(self._recipe.parts.length[part])
-                self._tensors_done -= self._finished_targets(part)
-            self._accounts[file] = _Account(storages=account.storages)
-            del output
+            for part in parts:
+                account = self._accounts[int(self._recipe.parts.file[part])]
+                if account.digests.pop(part, None) is not None:
+                    self._bytes_done -= int(self._recipe.parts.length[part])
+                    self._tensors_done -= self._finished_targets(part)
+
+    def tell(self, event: Event) -> None:
+        """Pass an event on to the observer."""
+        with self._lock:
+            self._observer(event)
 
     def _finished_targets(self, part: int) -> int:
         """Targets whose last segment lies in the part."""

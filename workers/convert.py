@@ -7,6 +7,7 @@ Imports neither torch nor ray.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
 import threading
@@ -82,13 +83,36 @@ def convert(
     Finished output files are kept for the next attempt, unless the source is at fault. ``cancel`` stops within a
     second. ``may_commit`` is called right before the commit and may raise, for whoever leases jobs.
     """
-    options = options or ConvertOptions()
     began = time.monotonic()
-    made = plan_source(source, options)
+    made = plan_source(source, options or ConvertOptions())
+    result = run_plan(
+        made,
+        destination,
+        engine=engine,
+        observer=observer,
+        cancel=cancel,
+        attempt=attempt,
+        may_commit=may_commit,
+    )
+    return dataclasses.replace(result, seconds=time.monotonic() - began)
+
+
+def run_plan(
+    made: Plan,
+    destination: str,
+    *,
+    engine: Engine | None = None,
+    observer: Observer = ignore,
+    cancel: threading.Event | None = None,
+    attempt: str | None = None,
+    may_commit: Callable[[], None] | None = None,
+) -> Result:
+    """Carry a plan out; see ``convert``."""
+    began = time.monotonic()
     observer(Planned(made.summary()))
     run = _Conversion(
         plan=made,
-        destination=open_destination(FolderAddress(destination, options.destination_profile)),
+        destination=open_destination(FolderAddress(destination, made.options.destination_profile)),
         engine=engine or ThreadsEngine(),
         observer=observer,
         cancel=cancel or threading.Event(),
@@ -96,10 +120,9 @@ def convert(
         may_commit=may_commit or (lambda: None),
     )
     manifest, bytes_read = run.run()
-    location = destination
-    observer(Committed(location, manifest))
+    observer(Committed(destination, manifest))
     return Result(
-        location=location,
+        location=destination,
         manifest=manifest,
         plan_summary=made.summary(),
         seconds=time.monotonic() - began,

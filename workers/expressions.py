@@ -200,7 +200,7 @@ class Stack:
 
     def fill(self, out: Elements, offsets: Shape, context: Context) -> None:
         for position in range(out.shape[self.dim]):
-            window = (slice(None),) * self.dim + (position,)
+            window = (*(slice(None),) * self.dim, position, ...)
             self.inputs[offsets[self.dim] + position].fill(out[window], _removed(offsets, self.dim), context)
 
 

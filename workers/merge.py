@@ -86,7 +86,7 @@ class SourceReader:
     def read(self, tensor: int, offsets: Shape, out: Elements) -> None:
         """Fill ``out`` with the box of a tensor that begins at ``offsets``."""
         for run in self.runs(tensor, offsets, out.shape):
-            window = out[tuple(slice(a, a + n) for a, n in zip(run.at, run.sizes, strict=True))]
+            window = out[(*(slice(a, a + n) for a, n in zip(run.at, run.sizes, strict=True)), ...)]
             self._read_run(run, window)
 
     def runs(self, tensor: int, offsets: Shape, sizes: Shape) -> Iterator[Run]:

@@ -1,0 +1,248 @@
+"""The pipeline without a reader or a family: tilings in, safetensors out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.synthetic import identity_plan, random_tensors, write_source
+from workers import merge
+from workers.convert import run_plan
+from workers.engines.threads import ThreadsEngine
+from workers.errors import Cancelled, CorruptFile, DestinationBusy, DestinationNotEmpty, StorageError
+from workers.events import Event, Progress, Started
+from workers.manifest import MANIFEST_NAME
+from workers.options import ConvertOptions
+from workers.safetensors_file import open_safetensors
+from workers.storage import Folder, open_folder
+from workers.verify import verify_model
+
+
+def read_model(url: str) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    folder = open_folder(url)
+    found = {}
+    for entry in folder.list():
+        if entry.path.endswith(".safetensors"):
+            opened = open_safetensors(folder, entry.path, entry.size_bytes)
+            for name, tensor in opened.tensors.items():
+                data = folder.read(entry.path, tensor.offset, tensor.length_bytes)
+                found[name] = tensor.dtype, tensor.shape, data
+    return found
+
+
+def expected(tensors: dict[str, tuple[str, np.ndarray[Any, Any]]]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {name: (dtype, values.shape, values.tobytes()) for name, (dtype, values) in tensors.items()}
+
+
+@pytest.fixture(params=["file", "memory"])
+def destination(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "model") if request.param == "file" else f"memory://{tmp_path.name}/model"
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), limit=st.sampled_from(["200", "3KB", "1MB"]), workers=st.integers(1, 3))
+def test_any_tiling_gives_the_tensors_back(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, limit: str, workers: int
+) -> None:
+    folder = tmp_path_factory.mktemp("tiling")
+    tensors = random_tensors(seed, count=8)
+    checkpoint = write_source(folder / "source", tensors, seed)
+    plan = identity_plan(checkpoint, ConvertOptions(max_shard_size=limit))
+    for url in (str(folder / "model"), f"memory://{folder.name}/model"):
+        run_plan(plan, url, engine=ThreadsEngine(workers))
+        assert read_model(url) == expected(tensors)
+        assert verify_model(url).problems == ()
+
+
+def test_small_blocks_and_parts_give_the_same_bytes(
+    tmp_path: Path, destination: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "BLOCK_BYTES", 64)
+    monkeypatch.setattr("workers.plan.part_size", lambda _: 512)
+    tensors = random_tensors(7, count=12)
+    plan = identity_plan(write_source(tmp_path / "source", tensors, 7))
+    assert len(plan.layout.parts) > 10
+    run_plan(plan, destination)
+    assert read_model(destination) == expected(tensors)
+
+
+def test_a_flipped_bit_is_found_before_the_commit(tmp_path: Path, destination: str) -> None:
+    plan = identity_plan(write_source(tmp_path / "source", random_tensors(3), 3))
+    damaged = tmp_path / "source" / "rank-1.bin"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 4
+    damaged.write_bytes(content)
+    with pytest.raises(CorruptFile, match="rank-1.bin"):
+        run_plan(plan, destination)
+    assert open_folder(destination).list() == []
+
+
+def test_damage_in_bytes_that_no_tensor_uses_is_found_too(tmp_path: Path) -> None:
+    checkpoint = write_source(tmp_path / "source", random_tensors(3), 3)
+    padded = next(
+        row
+        for row in range(len(checkpoint.storages))
+        if (tmp_path / "source" / f"rank-{checkpoint.storages.file[row]}.bin").read_bytes()[
+            int(checkpoint.storages.offset[row] + checkpoint.storages.length[row]) - 24 : int(
+                checkpoint.storages.offset[row] + checkpoint.storages.length[row]
+            )
+        ]
+        == b"\0" * 24
+    )
+    path = tmp_path / "source" / f"rank-{checkpoint.storages.file[padded]}.bin"
+    content = bytearray(path.read_bytes())
+    content[int(checkpoint.storages.offset[padded] + checkpoint.storages.length[padded]) - 1] = 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptFile, match=path.name):
+        run_plan(identity_plan(checkpoint), str(tmp_path / "model"))
+
+
+def test_a_destination_that_holds_anything_is_left_alone(tmp_path: Path, destination: str) -> None:
+    plan = identity_plan(write_source(tmp_path / "source", random_tensors(1), 1))
+    open_folder(destination).write("notes.txt", b"mine")
+    with pytest.raises(DestinationNotEmpty, match="notes.txt"):
+        run_plan(plan, destination)
+    overwriting = dataclasses.replace(plan, options=ConvertOptions(overwrite=True))
+    with pytest.raises(DestinationNotEmpty, match="no model"):
+        run_plan(overwriting, destination)
+    assert open_folder(destination).read("notes.txt") == b"mine"
+
+
+def test_overwrite_replaces_a_model_whole(tmp_path: Path, destination: str) -> None:
+    first, second = random_tensors(1), random_tensors(2)
+    options = ConvertOptions(max_shard_size="500", overwrite=True)
+    run_plan(identity_plan(write_source(tmp_path / "a", first, 1), options), destination)
+    options = ConvertOptions(max_shard_size="1MB", overwrite=True)
+    run_plan(identity_plan(write_source(tmp_path / "b", second, 2), options), destination)
+    assert read_model(destination) == expected(second)
+    names = {entry.path for entry in open_folder(destination).list()}
+    assert names == {"model.safetensors", "config.json", MANIFEST_NAME}
+
+
+def test_a_cancelled_conversion_shows_nothing_and_is_resumed(tmp_path: Path, destination: str) -> None:
+    tensors = random_tensors(11, count=10)
+    plan = identity_plan(write_source(tmp_path / "source", tensors, 11), ConvertOptions(max_shard_size="300"))
+    cancel = threading.Event()
+
+    def stop_after_some(event: Event) -> None:
+        if isinstance(event, Progress) and event.files_done >= 2:
+            cancel.set()
+
+    with pytest.raises(Cancelled):
+        run_plan(plan, destination, observer=stop_after_some, cancel=cancel)
+    assert not [e for e in open_folder(destination).list() if e.path in (MANIFEST_NAME, "config.json")]
+    events: list[Event] = []
+    run_plan(plan, destination, observer=events.append)
+    started = next(event for event in events if isinstance(event, Started))
+    assert len(started.kept_files) >= 2
+    assert read_model(destination) == expected(tensors)
+
+
+def test_a_kept_file_that_was_damaged_meanwhile_is_made_again(tmp_path: Path) -> None:
+    tensors = random_tensors(11, count=10)
+    plan = identity_plan(write_source(tmp_path / "source", tensors, 11), ConvertOptions(max_shard_size="300"))
+    destination = tmp_path / "model"
+    cancel = threading.Event()
+    with pytest.raises(Cancelled):
+        run_plan(
+            plan,
+            str(destination),
+            cancel=cancel,
+            observer=lambda event: cancel.set() if isinstance(event, Progress) and event.files_done >= 2 else None,
+        )
+    staging = next(tmp_path.glob(".model.unshard-*"))
+    shard = sorted(staging.glob("*.safetensors"))[0]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    run_plan(plan, str(destination))
+    assert read_model(str(destination)) == expected(tensors)
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "model"}
+
+
+def test_two_conversions_to_one_place_do_not_meet(tmp_path: Path, destination: str) -> None:
+    plan = identity_plan(write_source(tmp_path / "source", random_tensors(5), 5))
+    refusals: list[BaseException] = []
+
+    def second(event: Event) -> None:
+        if isinstance(event, Started):
+            with pytest.raises(DestinationBusy) as refusal:
+                run_plan(plan, destination)
+            refusals.append(refusal.value)
+
+    run_plan(plan, destination, observer=second)
+    assert len(refusals) == 1
+
+
+def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
+    checkpoint = write_source(tmp_path / "source", random_tensors(5), 5)
+    folder = open_folder(str(tmp_path / "source"))
+    versioned = tuple(
+        dataclasses.replace(file, version=entry.version)
+        for file in checkpoint.files
+        if (entry := folder.stat(file.path)) is not None
+    )
+    plan = identity_plan(dataclasses.replace(checkpoint, files=versioned))
+    (tmp_path / "source" / "rank-0.bin").touch()
+    with pytest.raises(CorruptFile, match="rank-0.bin"):
+        run_plan(plan, str(tmp_path / "model"))
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_that_looks_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = identity_plan(write_source(tmp_path / "source", random_tensors(5), 5))
+
+    def no_space(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("workers.collect.os.pwrite", no_space)
+    with pytest.raises(StorageError, match="No space left"):
+        run_plan(plan, str(tmp_path / "model"))
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_manifest_names_what_was_made_of_what(tmp_path: Path, destination: str) -> None:
+    plan = identity_plan(write_source(tmp_path / "source", random_tensors(5), 5))
+    result = run_plan(plan, destination)
+    manifest = json.loads(open_folder(destination).read(MANIFEST_NAME))
+    assert manifest == result.manifest
+    assert manifest["plan"] == plan.fingerprint
+    assert manifest["dropped"] == [{"name": "x", "reason": "for show"}]
+    assert [entry["path"] for entry in manifest["weights"]] == ["model.safetensors"]
+
+
+def test_a_plan_is_the_same_for_a_copy_of_the_source(tmp_path: Path) -> None:
+    plans = [identity_plan(write_source(tmp_path / name, random_tensors(5), 5)) for name in ("a", "b")]
+    assert plans[0].fingerprint == plans[1].fingerprint
+    other = identity_plan(write_source(tmp_path / "c", random_tensors(6), 6))
+    assert other.fingerprint != plans[0].fingerprint
+
+
+def test_all_zero_and_nan_weights_are_mentioned(tmp_path: Path) -> None:
+    nan = np.full((4, 4), 0x7FC00000, dtype=np.uint32)
+    tensors = {"zero": ("F32", np.zeros((4, 4), np.uint32)), "nan": ("F32", nan), "bias": ("F32", np.zeros(4, np.uint32))}
+    plan = identity_plan(write_source(tmp_path / "source", tensors, 0))
+    warnings = run_plan(plan, str(tmp_path / "model")).warnings
+    assert len(warnings) == 2
+    assert "nan" in warnings[0]
+    assert "zero" in warnings[1]
+
+
+def test_remote_sources_are_read_in_few_requests(tmp_path: Path) -> None:
+    tensors = random_tensors(9, count=12)
+    checkpoint = write_source(tmp_path / "source", tensors, 9)
+    remote: Folder = open_folder(f"memory://{tmp_path.name}/source")
+    for path in (tmp_path / "source").iterdir():
+        remote.write(path.name, path.read_bytes())
+    plan = identity_plan(dataclasses.replace(checkpoint, address=remote.address))
+    run_plan(plan, str(tmp_path / "model"))
+    assert read_model(str(tmp_path / "model")) == expected(tensors)

@@ -1,0 +1,159 @@
+"""The Ray engine: the same bytes as the threads engine, whatever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from tests.seaweed import S3Server
+from tests.synthetic import identity_plan, random_tensors, write_source
+from tests.test_pipeline import expected, read_model
+from workers.convert import run_plan
+from workers.engines.ray_engine import RayEngine
+from workers.engines.ray_pool import PoolOptions
+from workers.engines.threads import ThreadsEngine
+from workers.errors import Cancelled, CorruptFile, InsufficientResources
+from workers.events import Event, Progress, Retried
+from workers.options import ConvertOptions
+from workers.plan import Plan
+from workers.storage import open_folder
+
+
+@pytest.fixture(scope="module")
+def engine(s3: S3Server) -> Iterator[RayEngine]:
+    with pytest.MonkeyPatch.context() as environment:
+        # Actors take credentials from the environment of their node, so it is set before the cluster starts.
+        for name, value in s3.environment().items():
+            environment.setenv(name, value)
+        made = RayEngine(PoolOptions(mergers=2))
+        made.start()
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr("workers.plan.part_size", lambda _: 256)
+    checkpoint = write_source(tmp_path / "source", random_tensors(21, count=24), 21)
+    return identity_plan(checkpoint, ConvertOptions(max_shard_size="2KB"))
+
+
+def workers_of(engine: RayEngine, kind: str) -> list[int]:
+    """Process ids of the engine's actors of one kind."""
+    workers = engine._pool.mergers if kind == "merger" else engine._pool.collectors  # noqa: SLF001
+    return list(ray.get([worker.handle.process.remote() for worker in workers]))
+
+
+def test_both_engines_give_the_same_bytes(engine: RayEngine, plan: Plan, tmp_path: Path) -> None:
+    run_plan(plan, str(tmp_path / "threads"), engine=ThreadsEngine())
+    run_plan(plan, str(tmp_path / "ray"), engine=engine)
+    for path in sorted((tmp_path / "threads").glob("*.safetensors*")):
+        assert path.read_bytes() == (tmp_path / "ray" / path.name).read_bytes()
+    assert read_model(str(tmp_path / "ray")) == expected(random_tensors(21, count=24))
+
+
+def test_parts_travel_through_the_object_store_into_a_bucket(
+    engine: RayEngine, plan: Plan, s3: S3Server, tmp_path: Path
+) -> None:
+    url = f"s3://{s3.bucket}/{tmp_path.name}/model"
+    run_plan(plan, url, engine=engine)
+    assert read_model(url) == expected(random_tensors(21, count=24))
+    assert not [entry for entry in open_folder(url).list() if entry.path.startswith(".unshard")]
+
+
+@pytest.mark.parametrize("kind", ["merger", "collector"])
+@pytest.mark.parametrize("target", ["file", "s3"])
+def test_a_killed_actor_costs_its_parts_and_nothing_else(
+    engine: RayEngine, plan: Plan, s3: S3Server, tmp_path: Path, kind: str, target: str
+) -> None:
+    url = str(tmp_path / "model") if target == "file" else f"s3://{s3.bucket}/{tmp_path.name}/model"
+    events: list[Event] = []
+    victims = workers_of(engine, kind)[:1]
+
+    def kill_once(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Progress) and event.files_done >= 1 and victims:
+            os.kill(victims.pop(), signal.SIGKILL)
+
+    run_plan(plan, url, engine=engine, observer=kill_once)
+    assert not victims
+    assert read_model(url) == expected(random_tensors(21, count=24))
+    if kind == "merger":
+        assert [event for event in events if isinstance(event, Retried)]
+
+
+def test_a_part_that_kills_its_workers_is_named(
+    engine: RayEngine, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.engines.ray_engine.MOST_ATTEMPTS", 1)
+    victims = workers_of(engine, "merger")
+
+    def kill_all(event: Event) -> None:
+        while isinstance(event, Progress) and victims:
+            os.kill(victims.pop(), signal.SIGKILL)
+
+    with pytest.raises(InsufficientResources, match=r"layer\.\d+\.weight"):
+        run_plan(plan, str(tmp_path / "model"), engine=engine, observer=kill_all)
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_actors_error_is_the_users_error(engine: RayEngine, plan: Plan, tmp_path: Path) -> None:
+    damaged = tmp_path / "source" / "rank-0.bin"
+    damaged.write_bytes(damaged.read_bytes()[:-200])
+    with pytest.raises(CorruptFile, match="rank-0.bin") as caught:
+        run_plan(plan, str(tmp_path / "model"), engine=engine)
+    assert caught.value.file is not None
+
+
+@pytest.mark.parametrize("target", ["file", "s3"])
+def test_cancelling_takes_less_than_a_second_and_leaves_no_model(
+    engine: RayEngine, plan: Plan, s3: S3Server, tmp_path: Path, target: str
+) -> None:
+    url = str(tmp_path / "model") if target == "file" else f"s3://{s3.bucket}/{tmp_path.name}/model"
+    cancel = threading.Event()
+    asked: list[float] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Progress) and not asked:
+            asked.append(time.monotonic())
+            cancel.set()
+
+    with pytest.raises(Cancelled):
+        run_plan(plan, url, engine=engine, observer=stop, cancel=cancel)
+    assert time.monotonic() - asked[0] < 3
+    names = {entry.path for entry in open_folder(url).list()}
+    assert not names & {"config.json", "unshard.json", "model.safetensors.index.json"}
+    run_plan(plan, url, engine=engine)
+    assert read_model(url) == expected(random_tensors(21, count=24))
+
+
+def test_two_jobs_share_the_actors(engine: RayEngine, plan: Plan, tmp_path: Path) -> None:
+    problems: list[BaseException] = []
+
+    def convert(name: str) -> None:
+        try:
+            run_plan(plan, str(tmp_path / name), engine=engine)
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            problems.append(error)
+
+    threads = [threading.Thread(target=convert, args=(f"model-{number}",)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    for number in range(2):
+        assert read_model(str(tmp_path / f"model-{number}")) == expected(random_tensors(21, count=24))
+
+
+def test_the_engine_says_what_its_workers_are(engine: RayEngine) -> None:
+    described = engine.describe()
+    assert [worker["kind"] for worker in described] == ["merger", "merger", "collector"]
+    assert all(worker["node"] for worker in described)

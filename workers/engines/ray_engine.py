@@ -1,0 +1,403 @@
+"""The engine of a cluster: parts are made by merger actors, output files are owned by collector actors.
+
+One loop drives a job: it keeps every merger supplied, within a window of bytes that is reserved in the order of
+writing, and does again what was lost with an actor or a node. Attempts are counted per part, by us.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from workers.engines import Work
+from workers.engines.ray_actors import JobAddress
+from workers.engines.ray_pool import LOST, Pool, PoolOptions, Worker
+from workers.errors import Cancelled, InsufficientResources, InternalError, StorageError, UnshardError
+from workers.events import Retried
+from workers.storage import open_folder
+
+MOST_ATTEMPTS = 3
+"""Times that a part is tried; one that loses its worker each time is the culprit itself."""
+
+CALLS_PER_MERGER = 2
+"""Calls that wait at a merger: one runs, one is at hand."""
+
+POLL_S = 0.1
+STOP_TIMEOUT_S = 2.0
+NONCE = ".unshard-nonce"
+
+
+class RayEngine:
+    """Makes parts in actors. One engine serves many jobs at a time."""
+
+    name = "ray"
+
+    def __init__(self, options: PoolOptions | None = None) -> None:
+        self._pool = Pool(options or PoolOptions())
+        self._runs: dict[str, _RayRun] = {}
+
+    def start(self) -> None:
+        """Connect to the cluster, or start one, and place the actors; returns when they are ready."""
+        self._pool.start()
+
+    def close(self) -> None:
+        """End the actors and, where this engine started it, the cluster."""
+        self._pool.close()
+
+    def run(self, work: Work) -> None:
+        """See ``Engine.run``."""
+        self._pool.start()
+        job = f"job-{secrets.token_hex(6)}"
+        run = _RayRun(self._pool, work, job)
+        self._runs[job] = run
+        try:
+            run.run()
+        finally:
+            del self._runs[job]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The actors and what each does now, as JSON values."""
+        doing: dict[str, list[str]] = {}
+        for run in list(self._runs.values()):
+            for name, what in run.doing().items():
+                doing.setdefault(name, []).append(what)
+        return [
+            {"name": worker.name, "kind": worker.name.partition("-")[0], "node": worker.node, "doing": doing.get(worker.name, [])}
+            for worker in (*self._pool.mergers, *self._pool.collectors)
+        ]
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call that is under way."""
+
+    kind: str
+    """``make``, ``put``, ``open``, ``stream`` or ``finish``."""
+    worker: Worker
+    file: int
+    part: int = -1
+    payload: Any = None
+    generation: int = 0
+
+
+@dataclass(slots=True)
+class _File:
+    """An output file under way."""
+
+    collector: Worker
+    generation: int = 0
+    """Counted up when its collector is lost: answers to older calls are void."""
+    writers: dict[str, Worker] = field(default_factory=dict)
+    made: dict[int, str] = field(default_factory=dict)
+    """Part -> name of the merger that made it."""
+    unsynced: int = 0
+
+
+class _RayRun:
+    """One job on the pool."""
+
+    def __init__(self, pool: Pool, work: Work, job: str) -> None:
+        self._pool = pool
+        self._work = work
+        self._recipe = work.recipe
+        staging = open_folder(work.staging)
+        self._is_local = staging.is_local
+        self._root = staging
+        # Mergers get only the reference: the recipe lies once on each node.
+        self._address = JobAddress(job, (ray.put(work.recipe),), work.source, work.staging)
+        self._calls: dict[Any, _Call] = {}
+        self._queue: deque[int] = deque()
+        self._attempts: dict[int, int] = {}
+        self._reserved: dict[int, int] = {}
+        self._files: dict[int, _File] = {}
+        self._unopened = deque(work.pending)
+        self._budget = self._window_bytes()
+
+    # --- the loop ------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Make all pending files."""
+        try:
+            self._prove_shared_storage()
+            while self._unopened or self._files:
+                if self._work.cancel.is_set():
+                    raise Cancelled("the conversion was stopped", hint="Run the same command again to resume it.")
+                self._open_files()
+                self._supply()
+                self._collect()
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            for worker in self._pool.mergers:
+                worker.handle.forget.remote(self._address.job)
+
+    def doing(self) -> dict[str, str]:
+        """Worker name -> what it makes."""
+        files = self._work.files
+        return {call.worker.name: files[call.file].path for call in list(self._calls.values()) if call.kind != "put"}
+
+    def _open_files(self) -> None:
+        """Open the next file when the parts of those before it are all handed out."""
+        while self._unopened and not self._queue and len(self._files) < len(self._pool.collectors) + 2:
+            number = self._unopened.popleft()
+            collector = self._pool.collectors[number % len(self._pool.collectors)]
+            self._files[number] = _File(collector)
+            self._start_file(number)
+
+    def _start_file(self, number: int) -> None:
+        state, output = self._files[number], self._work.files[number]
+        if self._is_local:
+            ref = state.collector.handle.open.remote(self._work.staging, output)
+            self._calls[ref] = _Call("open", state.collector, number, generation=state.generation)
+            return
+        ref = state.collector.handle.stream.remote(self._address, self._key(number, state), output)
+        self._calls[ref] = _Call("stream", state.collector, number, generation=state.generation)
+        self._queue.extend(range(output.first_part, output.stop_part))
+
+    def _key(self, number: int, state: _File) -> tuple[str, int, int]:
+        return self._address.job, number, state.generation
+
+    def _supply(self) -> None:
+        """Hand parts to mergers that have room, within the window, in the order of writing."""
+        while self._queue:
+            part = self._queue[0]
+            merger = self._idle_merger(part)
+            if merger is None or not self._reserve(part):
+                return
+            self._queue.popleft()
+            self._make(part, merger)
+
+    def _make(self, part: int, merger: Worker) -> None:
+        file = int(self._recipe.parts.file[part])
+        state, output = self._files[file], self._work.files[file]
+        call = _Call("make", merger, file, part, generation=state.generation)
+        if self._is_local:
+            state.writers[merger.name] = merger
+            self._calls[merger.handle.make_in_place.remote(self._address, part, output)] = call
+            return
+        span = int(self._recipe.parts.offset[part]), int(self._recipe.parts.length[part])
+        result, call.payload = merger.handle.make_payload.options(num_returns=2).remote(self._address, part, span)
+        self._calls[result] = call
+
+    def _collect(self) -> None:
+        """Take in what is ready."""
+        if not self._calls:
+            return
+        ready, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+        if not ready:
+            ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=POLL_S)
+        for ref in ready:
+            call = self._calls.pop(ref, None)
+            if call is None:
+                continue
+            try:
+                answer = ray.get(ref)
+            except LOST as error:
+                self._lost(call, error)
+            except ray.exceptions.RayTaskError as error:
+                self._failed(call, error)
+            else:
+                self._answered(call, answer)
+
+    def _answered(self, call: _Call, answer: Any) -> None:
+        state = self._files.get(call.file)
+        if state is None or call.generation != state.generation:
+            return
+        if call.kind == "open":
+            output = self._work.files[call.file]
+            self._queue.extend(range(output.first_part, output.stop_part))
+            if output.first_part == output.stop_part:
+                self._complete(call.file, None)
+        elif call.kind == "make":
+            self._made(call, state, answer)
+        elif call.kind == "put":
+            self._reserved.pop(call.part, None)
+        elif call.kind == "finish":
+            state.unsynced -= 1
+            if not state.unsynced:
+                self._complete(call.file, None)
+        else:
+            self._complete(call.file, answer)
+
+    def _made(self, call: _Call, state: _File, result: Any) -> None:
+        state.made[call.part] = call.worker.name
+        is_last = self._work.collection.part_done(result, call.worker.name)
+        if not self._is_local:
+            ref = state.collector.handle.put.remote(self._key(call.file, state), call.part, (call.payload,))
+            self._calls[ref] = _Call("put", state.collector, call.file, call.part, generation=state.generation)
+        else:
+            self._reserved.pop(call.part, None)
+            if is_last:
+                self._finish_writers(call.file, state)
+
+    def _finish_writers(self, file: int, state: _File) -> None:
+        state.unsynced = len(state.writers)
+        for writer in state.writers.values():
+            ref = writer.handle.finish.remote(self._address.job, self._work.files[file].path)
+            self._calls[ref] = _Call("finish", writer, file, generation=state.generation)
+
+    def _complete(self, file: int, etag: str | None) -> None:
+        del self._files[file]
+        self._work.file_finished(file, etag)
+
+    # --- what goes wrong -----------------------------------------------------------------------------------
+    def _failed(self, call: _Call, error: ray.exceptions.RayTaskError) -> None:
+        """An actor raised: our own errors are the user's, lost objects are made again, others are our fault."""
+        state = self._files.get(call.file)
+        if state is None or call.generation != state.generation:
+            return
+        cause = error.cause
+        if isinstance(cause, LOST):
+            self._lost(call, cause)
+        elif isinstance(cause, Cancelled) and not self._work.cancel.is_set():
+            self._lost(call, cause)
+        elif isinstance(cause, UnshardError):
+            raise cause
+        else:
+            raise InternalError(f"a worker failed: {type(cause).__name__}: {cause}") from error
+
+    def _lost(self, call: _Call, reason: BaseException) -> None:
+        state = self._files.get(call.file)
+        if state is None or call.generation != state.generation:
+            return
+        if call.kind == "make":
+            self._lost_merger(call.worker)
+            self._again([call.part], reason)
+        elif call.kind == "finish":
+            self._lost_merger(call.worker)
+            self._restart_file(call.file, state, reason, replace=False)
+        elif call.kind == "put" and _answers(call.worker):
+            state.made.pop(call.part, None)
+            self._work.collection.forget([call.part])
+            self._again([call.part], reason)
+        else:
+            self._restart_file(call.file, state, reason, replace=True)
+
+    def _lost_merger(self, dead: Worker) -> None:
+        """Replace a merger; what it wrote to open files may not have reached the disk of a lost node."""
+        if _answers(dead):
+            return
+        self._pool.replace_merger(dead)
+        for state in self._files.values():
+            state.writers.pop(dead.name, None)
+            if self._is_local:
+                lost = [part for part, name in state.made.items() if name == dead.name]
+                for part in lost:
+                    del state.made[part]
+                if lost and state.unsynced:  # it was being finished: those answers are void now
+                    state.generation, state.unsynced = state.generation + 1, 0
+                self._work.collection.forget(lost)
+                self._queue.extendleft(reversed(lost))
+
+    def _restart_file(self, file: int, state: _File, reason: BaseException, *, replace: bool) -> None:
+        """Make a file from its first byte again, with another collector where its own is gone."""
+        output = self._work.files[file]
+        parts = range(output.first_part, output.stop_part)
+        self._work.collection.forget(state.made)
+        self._queue = deque(part for part in self._queue if part not in parts)
+        for part in parts:
+            self._reserved.pop(part, None)
+        key = -1 - file
+        self._attempts[key] = self._attempts.get(key, 0) + 1
+        if self._attempts[key] >= MOST_ATTEMPTS:
+            raise StorageError(
+                f"{output.path} could not be written: its collector was lost {self._attempts[key]} times",
+                file=output.path,
+                hint=f"Look at the cluster's logs; the last reason was: {_first_line(reason)}",
+            )
+        self._work.collection.tell(Retried(output.first_part, self._attempts[key], _first_line(reason)))
+        collector = self._pool.replace_collector(state.collector) if replace else state.collector
+        self._files[file] = _File(collector, generation=state.generation + 1)
+        waiting, self._queue = self._queue, deque()
+        self._start_file(file)
+        self._queue.extend(waiting)
+
+    def _again(self, parts: Sequence[int], reason: BaseException) -> None:
+        for part in reversed(parts):
+            self._attempts[part] = self._attempts.get(part, 0) + 1
+            if self._attempts[part] >= MOST_ATTEMPTS:
+                first = int(self._recipe.parts.first_segment[part])
+                name = self._recipe.targets[int(self._recipe.parts.target[first])].name
+                raise InsufficientResources(
+                    f"the part that holds tensor {name} lost its worker {self._attempts[part]} times",
+                    tensor=name,
+                    hint=f"Give workers more memory, or allow less with --memory; the last reason: {_first_line(reason)}",
+                )
+            self._work.collection.tell(Retried(part, self._attempts[part], _first_line(reason)))
+            self._queue.appendleft(part)
+
+    def _stop(self) -> None:
+        """Stop what is under way, here and in the actors."""
+        for worker in self._pool.mergers:
+            worker.handle.cancel.options(concurrency_group="control").remote(self._address.job)
+        for worker in self._pool.collectors:
+            worker.handle.abort.remote(self._address.job)
+        if self._calls:
+            ray.wait(list(self._calls), num_returns=len(self._calls), timeout=STOP_TIMEOUT_S)
+
+    # --- the window ----------------------------------------------------------------------------------------
+    def _window_bytes(self) -> int:
+        if self._is_local:
+            return self._work.memory_bytes
+        largest = max((self._work.files[number].size_bytes for number in self._work.pending), default=0)
+        uploader = self._root.stream_window_bytes(largest)
+        return min(self._work.memory_bytes - uploader, self._pool.store_budget_bytes())
+
+    def _reserve(self, part: int) -> bool:
+        if part in self._reserved:
+            return True
+        size = int(self._recipe.parts.length[part])
+        if self._reserved and sum(self._reserved.values()) + size > self._budget:
+            return False
+        self._reserved[part] = size
+        return True
+
+    def _idle_merger(self, part: int) -> Worker | None:
+        """The merger with the least to do, on the collector's node if there is a choice."""
+        busy: dict[str, int] = {}
+        for call in self._calls.values():
+            if call.kind == "make":
+                busy[call.worker.name] = busy.get(call.worker.name, 0) + 1
+        node = self._files[int(self._recipe.parts.file[part])].collector.node
+        free = [worker for worker in self._pool.mergers if busy.get(worker.name, 0) < CALLS_PER_MERGER]
+        return min(free, key=lambda worker: (busy.get(worker.name, 0), worker.node != node), default=None)
+
+    def _prove_shared_storage(self) -> None:
+        """Several nodes can write one folder only if they all see it: a file written here must be there."""
+        if not self._is_local or len({worker.node for worker in self._pool.mergers}) == 1:
+            return
+        content = f"{self._address.job} {time.time()}".encode()
+        self._root.write(NONCE, content)
+        try:
+            seen = ray.get([w.handle.sees.remote(self._work.staging, NONCE, content) for w in self._pool.mergers])
+        finally:
+            self._root.delete([NONCE])
+        blind = sorted({w.node for w, sees in zip(self._pool.mergers, seen, strict=True) if not sees})
+        if blind:
+            raise StorageError(
+                f"{self._work.staging.url} is not shared: node {blind[0]} and {len(blind) - 1} more don't see it",
+                hint="Convert to storage that all nodes mount, or to a bucket.",
+            )
+
+
+def _answers(worker: Worker) -> bool:
+    """Whether an actor still lives: a lost object alone is no reason to replace it."""
+    ready = worker.handle.ready
+    if worker.name.startswith("merger"):
+        ready = ready.options(concurrency_group="control")  # a merger's own calls may be busy with a part
+    try:
+        ray.get(ready.remote(), timeout=5)
+    except (*LOST, ray.exceptions.GetTimeoutError):
+        return False
+    return True
+
+
+def _first_line(reason: BaseException) -> str:
+    return (str(reason).strip().splitlines() or [type(reason).__name__])[0]

@@ -1,0 +1,190 @@
+"""A warm pool of Ray actors that jobs share: starting it, placing it, replacing what dies.
+
+All options of Ray's that aren't plainly public are kept in this file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from workers.engines.ray_actors import CollectorActor, MergerActor
+from workers.errors import InsufficientResources, StorageError
+
+NAMESPACE = "unshard"
+EMBEDDED_STORE_BYTES = 1 << 30
+"""Object store of an embedded cluster: it carries parts on their way to a bucket, and nothing else."""
+
+STORE_SHARE = 0.6
+"""Share of a node's object store that parts under way may fill; beyond it Ray spills to disk."""
+
+START_TIMEOUT_S = 90.0
+LOST = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.WorkerCrashedError,
+)
+"""What a call raises when an actor, its node or an object on it is gone: the work can be done again elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How many actors, and what each asks of the cluster."""
+
+    address: str | None = None
+    """``auto``, ``ray://…`` or host:port; None takes RAY_ADDRESS, or starts a cluster inside this process."""
+    mergers: int | None = None
+    """None: as many as the cluster's CPUs (GPUs, when they ask for those) allow."""
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+
+
+@dataclass(slots=True)
+class Worker:
+    """An actor of the pool."""
+
+    name: str
+    handle: Any
+    node: str
+
+
+class Pool:
+    """Mergers and collectors of one cluster. Thread-safe."""
+
+    def __init__(self, options: PoolOptions) -> None:
+        self._options = options
+        self._lock = threading.RLock()
+        self._owns_cluster = False
+        self._numbers = 0
+        self.mergers: list[Worker] = []
+        self.collectors: list[Worker] = []
+
+    def start(self) -> None:
+        """Connect, place the actors and wait until they answer; does nothing when they are there already."""
+        with self._lock:
+            if self.mergers and ray.is_initialized():
+                return
+            self._connect()
+            self.collectors = [self._new_collector(node) for node in _alive_nodes()]
+            self.mergers = self._place([self._new_merger() for _ in range(self._wanted())])
+            self._place(self.collectors)
+
+    def close(self) -> None:
+        """End the actors, and the cluster if this pool started it."""
+        with self._lock:
+            if not ray.is_initialized():
+                return
+            for worker in (*self.mergers, *self.collectors):
+                ray.kill(worker.handle)
+            self.mergers, self.collectors = [], []
+            if self._owns_cluster:
+                ray.shutdown()
+
+    def replace_merger(self, dead: Worker) -> Worker:
+        """A new merger for one that died; another job may have replaced it already."""
+        with self._lock:
+            if dead in self.mergers:
+                fresh = self._place([self._new_merger()])[0]
+                self.mergers[self.mergers.index(dead)] = fresh
+                return fresh
+            return self.mergers[self._numbers % len(self.mergers)]
+
+    def replace_collector(self, dead: Worker) -> Worker:
+        """A new collector for one that died, on its node if that is still there."""
+        with self._lock:
+            if dead in self.collectors:
+                nodes = _alive_nodes()
+                node = dead.node if dead.node in nodes else nodes[0]
+                fresh = self._place([self._new_collector(node)])[0]
+                self.collectors[self.collectors.index(dead)] = fresh
+                return fresh
+            return self.collectors[0]
+
+    def store_budget_bytes(self) -> int:
+        """Bytes of parts that may be under way through the object stores of the cluster."""
+        return int(ray.cluster_resources().get("object_store_memory", EMBEDDED_STORE_BYTES) * STORE_SHARE)
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        address = self._options.address or os.environ.get("RAY_ADDRESS")
+        local: dict[str, Any] = {}
+        if not address:
+            self._owns_cluster = True
+            local = {"include_dashboard": False, "object_store_memory": EMBEDDED_STORE_BYTES, "address": "local"}
+        try:
+            ray.init(
+                **(local or {"address": address}),
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise StorageError(
+                f"no Ray cluster at {address or 'this machine'}: {str(error).splitlines()[0]}",
+                hint="Check RAY_ADDRESS, the cluster's token, and that Ray and Python have the same versions on both "
+                "sides; without RAY_ADDRESS a cluster is started on this machine.",
+            ) from error
+
+    def _wanted(self) -> int:
+        if self._options.mergers:
+            return self._options.mergers
+        resources = ray.cluster_resources()
+        by_cpu = resources.get("CPU", 1) / max(self._options.num_cpus, 0.01)
+        by_gpu = resources.get("GPU", 0) / self._options.num_gpus if self._options.num_gpus else by_cpu
+        return max(1, int(min(by_cpu, by_gpu)))
+
+    def _new_merger(self) -> Worker:
+        self._numbers += 1
+        actor = ray.remote(
+            num_cpus=self._options.num_cpus,
+            num_gpus=self._options.num_gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+            concurrency_groups={"control": 2},
+        )(MergerActor)
+        return Worker(f"merger-{self._numbers}", actor.remote(self._options.num_gpus > 0), "")
+
+    def _new_collector(self, node: str) -> Worker:
+        self._numbers += 1
+        actor = ray.remote(
+            num_cpus=0,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=1000,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+        )(CollectorActor)
+        return Worker(f"collector-{self._numbers}", actor.remote(), node)
+
+    def _place(self, workers: list[Worker]) -> list[Worker]:
+        """Wait until actors run, since Ray lets one that fits nowhere wait for ever without a word."""
+        refs = [worker.handle.ready.remote() for worker in workers]
+        ready, waiting = ray.wait(refs, num_returns=len(refs), timeout=START_TIMEOUT_S)
+        if waiting:
+            for worker in workers:
+                ray.kill(worker.handle)
+            available = ray.available_resources()
+            raise InsufficientResources(
+                f"{len(waiting)} of {len(refs)} workers found no place in the Ray cluster within {START_TIMEOUT_S:.0f} s",
+                expected=f"{self._options.num_cpus} CPU and {self._options.num_gpus} GPU for each worker",
+                found=f"{available.get('CPU', 0):g} CPU and {available.get('GPU', 0):g} GPU are free",
+                hint="Ask for fewer workers, for less per worker, or add nodes.",
+            )
+        for worker, node in zip(workers, ray.get(ready), strict=True):
+            worker.node = node
+        return workers
+
+
+def _alive_nodes() -> list[str]:
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("object_store_memory")]
