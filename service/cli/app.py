@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,6 @@ from service.cli.output import say
 app = typer.Typer(
     name="unshard",
     help="Convert training checkpoints to Hugging Face models.",
-    no_args_is_help=True,
     add_completion=False,
     # Plain help and no decorated tracebacks: rich would cost 80 ms before anything is done.
     rich_markup_mode=None,
@@ -62,19 +61,20 @@ Token = Annotated[str | None, typer.Option("--token", metavar="TOKEN", envvar="U
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 
 
-def command() -> Callable[..., Any]:
-    """The parsed-arguments-to-status callable for all commands."""
-    return typer.main.get_command(app)
-
-
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
     """Convert training checkpoints to Hugging Face models."""
     if version:
         from workers.manifest import program_version
 
         say(f"unshard {program_version()}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        say(context.get_help(), to=sys.stderr)
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -155,7 +155,10 @@ def verify(
     forward: Annotated[bool, typer.Option("--forward", help="Compare logits, computed by transformers.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Check a model against its manifest, index and config, or compare two."""
+    """Check a model, or compare two.
+
+    One model is checked against its manifest, its index and its config; two are compared tensor by tensor.
+    """
     if b is None and (forward or atol):
         raise typer.BadParameter("--forward and --atol compare two models: give a second one")
     from service.cli.verifying import run_verify
@@ -175,7 +178,10 @@ def formats(as_json: Json = False) -> int:
 def demo(
     folder: Annotated[str, typer.Option(metavar="FOLDER", help="Where the demo keeps its data.")] = ".demo",
 ) -> int:
-    """Convert a small shipped checkpoint through the service, and prove the result."""
+    """Try everything on a small checkpoint.
+
+    Starts a service, converts a checkpoint that ships with unshard through it and proves the result.
+    """
     from service.demo import run_demo
 
     return run_demo(folder)
@@ -187,7 +193,10 @@ def serve(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on. [default: 8000]")] = None,
     data_dir: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where the service keeps its data.")] = None,
 ) -> int:
-    """Run the service: REST API and dashboard. UNSHARD_* settings hold where no flag is given."""
+    """Run the service: REST API and dashboard.
+
+    Where no flag is given, the environment's UNSHARD_* settings hold.
+    """
     from service.cli.serving import run_serve
 
     return run_serve({"host": host, "port": port, "data_dir": data_dir})

@@ -17,16 +17,29 @@ BROKEN_PIPE = 141
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; every failure is told in plain words, or as JSON where ``--json`` was given."""
-    from service.cli.app import command  # noqa: PLC0415 - so that a failing import is told like any other failure
-
     try:
-        status = command()(args=list(arguments), prog_name="unshard", standalone_mode=False)
+        status = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_stdout()
         return BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - nobody above could tell the user
         return _fail(error, as_json="--json" in arguments)
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Parse and call without the parser's own way of ending a program, which knows no status but 1."""
+    import typer  # noqa: PLC0415 - so that a failing import is told like any other failure
+
+    from service.cli.app import app  # noqa: PLC0415
+
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("unshard", list(arguments)) as context:
+            status = command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
     return status if isinstance(status, int) else SUCCESS
 
 
@@ -61,9 +74,6 @@ def _usage(error: Any, *, as_json: bool) -> int:
         emit_json({"error": {"code": "usage", "message": message, "hint": "See unshard --help."}})
         return USAGE
     context = getattr(error, "ctx", None)
-    if not message:  # a command group called without a command shows its help
-        say(context.get_help() if context else "", to=sys.stderr)
-        return USAGE
     path = context.command_path if context else "unshard"
     say(f"error: {message}", to=sys.stderr)
     say(f"hint: {path} --help shows the usage", to=sys.stderr)
