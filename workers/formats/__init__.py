@@ -28,6 +28,8 @@ def open_checkpoint(folder: Folder, options: ConvertOptions) -> Checkpoint:
     ``options.source_format`` does not say which, and whatever the format finds wrong.
     """
     listing = Listing(folder)
+    if not folder.exists():
+        raise _nothing_there(listing)
     if options.source_format is not None:
         return _named(options.source_format).open(listing, options)
     found = detect(listing)

@@ -16,7 +16,6 @@ from workers.formats._mesh import (
     Mesh,
     as_sizes,
     cut_order,
-    is_unusual_order,
     placement_text,
     read_mesh,
     read_placement,
@@ -49,22 +48,29 @@ WHOLE = Sharding()
 EXPLICIT = Sharding(explicit=True)
 
 
+class Cut:
+    """What this process must hold of tensors of one dtype, shape and sharding: one object for all of them.
+
+    ``sizes`` is None for a process outside of the mesh. ``kind`` and ``places`` are notes of whoever collects
+    pieces: they spare it to look things up by their values.
+    """
+
+    __slots__ = ("dtype", "kind", "offsets", "places", "shape", "sharding", "sizes")
+
+    def __init__(self, dtype: str, shape: Shape, sharding: Sharding, box: tuple[Shape, Shape | None]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.sharding = sharding
+        self.offsets, self.sizes = box
+        self.kind: int | None = None
+        self.places: dict[tuple[Shape, Shape, Shape], tuple[int, int, int]] = {}
+
+
 class Share(NamedTuple):
-    """What one process holds of a tensor: dtype and shape of the whole, how it is cut, and the local pieces."""
+    """What one process holds of a tensor: how it is cut, and the local pieces with their offsets in the whole."""
 
-    dtype: str
-    shape: Shape
-    sharding: Sharding
+    cut: Cut
     pieces: Sequence[tuple[TensorRecord, Shape]]
-    """Local tensors, each with its offsets in the whole."""
-
-
-class _Box(NamedTuple):
-    """What a process must hold of a tensor; ``sizes`` is None for one outside of the mesh."""
-
-    sharding: Sharding
-    offsets: Shape
-    sizes: Shape | None
 
 
 class Group(NamedTuple):
@@ -83,7 +89,7 @@ class RankReader:
     def __init__(self, file: str) -> None:
         self._file = file
         self._meshes: dict[int, Mesh] = {}
-        self._boxes: dict[tuple[Any, ...], _Box] = {}
+        self._cuts: dict[tuple[Any, ...], Cut] = {}
         self.groups: set[Group] = set()
 
     @property
@@ -97,43 +103,57 @@ class RankReader:
         Raises ``GeometryMismatch`` for what contradicts itself and for partial sums.
         """
         if type(value) is TensorRecord:
-            return Share(value.dtype, value.shape, WHOLE, ((value, (0,) * len(value.shape)),))
+            cut = self._cut(value.dtype, value.shape, WHOLE)
+            return Share(cut, ((value, cut.offsets),))
         if not isinstance(value, Record):
             return None
         kind = type(value).kind
         if kind == "DTensor":
-            return self._read_dtensor(name, value)
+            cut, local = self.read_dtensor(name, value)
+            return Share(cut, ((local, cut.offsets),) if cut.sizes is not None else ())
         if kind == "ShardedTensor":
             return self._read_sharded_tensor(name, value)
         return self._refuse(name, "a plain tensor, a DTensor or a ShardedTensor", f"a {type(value).origin}")
 
-    def _read_dtensor(self, name: str, value: Record) -> Share:
+    def read_dtensor(self, name: str, value: Record) -> tuple[Cut, TensorRecord]:
+        """Interpret a DTensor: how it is cut and the local tensor, which has the size that the cut asks for.
+
+        This runs once for each piece of a checkpoint: what it looks up decides how fast planning is.
+        """
         try:
             local, spec = value.state["_local_tensor"], value.state["_spec"].state
             shape, _, dtype = spec["tensor_meta"].args
-            cuts = [(type(p).kind, *p.state.values()) if p.state else type(p).kind for p in spec["placements"]]
-            key = (id(spec["mesh"]), shape, *cuts)
-            box = self._boxes.get(key)
+            order = spec.get("shard_order")
+            key = (
+                id(spec["mesh"]),
+                id(dtype),
+                shape,
+                tuple([(type(p).kind, *p.state.values()) if p.state else type(p).kind for p in spec["placements"]]),
+                order and tuple([entry.args for entry in order]),
+            )
+            cut = self._cuts.get(key)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self._refuse(name, "a DTensor as torch saves it", f"one whose record makes no sense ({error!r})")
-        order = spec.get("shard_order")
-        if order and is_unusual_order(order):
-            box = self._interpret(name, spec)
-        elif box is None:
-            box = self._boxes[key] = self._interpret(name, spec)
-        if type(local) is not TensorRecord or type(dtype) is not DType or local.dtype != dtype.name:
-            self._refuse(name, f"a local tensor of {dtype!r}", f"{local!r}"[:200])
-        if local.shape == box.sizes:
-            return Share(dtype.name, shape, box.sharding, ((local, box.offsets),))
-        if box.sizes is None and 0 in local.shape:
-            return Share(dtype.name, shape, box.sharding, ())
-        raise self._wrong_size(name, shape, box, local.shape)
+        if cut is None:
+            cut = self._cuts[key] = self._interpret(name, spec)
+        if type(local) is not TensorRecord or local.dtype != cut.dtype:
+            self._refuse(name, f"a local tensor of {cut.dtype}", f"{local!r}"[:200])
+        if local.shape != cut.sizes and (cut.sizes is not None or 0 not in local.shape):
+            raise self._wrong_size(name, cut, local.shape)
+        return cut, local
 
-    def _interpret(self, name: str, spec: Mapping[str, Any]) -> _Box:
-        shape = as_sizes(spec["tensor_meta"].args[0])
+    def _cut(self, dtype: str, shape: Shape, sharding: Sharding) -> Cut:
+        """The cut of a tensor that is no DTensor."""
+        key = dtype, shape, sharding
+        if key not in self._cuts:
+            self._cuts[key] = Cut(dtype, shape, sharding, ((0,) * len(shape), shape))
+        return self._cuts[key]
+
+    def _interpret(self, name: str, spec: Mapping[str, Any]) -> Cut:
+        shape, dtype = as_sizes(spec["tensor_meta"].args[0]), spec["tensor_meta"].args[2]
         mesh = self._meshes.get(id(spec["mesh"])) or read_mesh(spec["mesh"])
-        if shape is None or mesh is None:
-            self._refuse(name, "a global shape and a device mesh", "a record of them that contradicts itself")
+        if shape is None or mesh is None or type(dtype) is not DType:
+            self._refuse(name, "a global shape, a dtype and a device mesh", "a record of them that contradicts itself")
         self._meshes[id(spec["mesh"])] = mesh
         placements = tuple(self._placement(name, record, len(shape)) for record in spec["placements"])
         if len(placements) != len(mesh.sizes):
@@ -148,8 +168,8 @@ class RankReader:
             self._refuse(name, "an order of cuts that fits its placements", f"{spec.get('shard_order')!r}"[:200])
         sharding = Sharding(mesh.sizes, placements, tuple(order))
         if mesh.coordinate is None:
-            return _Box(sharding, (0,) * len(shape), None)
-        return _Box(sharding, *local_box(shape, mesh.sizes, placements, mesh.coordinate, order))
+            return Cut(dtype.name, shape, sharding, ((0,) * len(shape), None))
+        return Cut(dtype.name, shape, sharding, local_box(shape, mesh.sizes, placements, mesh.coordinate, order))
 
     def _placement(self, name: str, record: Any, dimensions: int) -> Placement:
         placement = read_placement(record)
@@ -186,7 +206,7 @@ class RankReader:
         checked = [(local, self._checked(name, shape, local, (at, sizes))) for local, at, sizes in pieces]
         if any(local.dtype != dtype.name for local, _ in checked):
             self._refuse(name, f"shards of {dtype.name}", ", ".join(local.dtype for local, _ in checked))
-        return Share(dtype.name, shape, EXPLICIT, checked)
+        return Share(self._cut(dtype.name, shape, EXPLICIT), checked)
 
     def _checked(self, name: str, shape: Shape, local: Any, box: tuple[Shape | None, Shape | None]) -> Shape:
         """The offsets of a shard that has the size that is claimed and lies inside of its tensor."""
@@ -198,10 +218,10 @@ class RankReader:
             self._refuse(name, f"a shard of {sizes} inside of {list(shape)}", f"{local.shape} at {list(offsets)}")
         return offsets
 
-    def _wrong_size(self, name: str, shape: Shape, box: _Box, found: Shape) -> GeometryMismatch:
-        expected = "nothing" if box.sizes is None else f"{list(box.sizes)} from {list(box.offsets)}"
+    def _wrong_size(self, name: str, cut: Cut, found: Shape) -> GeometryMismatch:
+        expected = "nothing" if cut.sizes is None else f"{list(cut.sizes)} from {list(cut.offsets)}"
         return GeometryMismatch(
-            f"{self._file}: tensor {name} {list(shape)} is cut as {box.sharding}, of which this file must hold "
+            f"{self._file}: tensor {name} {list(cut.shape)} is cut as {cut.sharding}, of which this file must hold "
             f"{expected}, and it holds {list(found)}",
             file=self._file,
             tensor=name,

@@ -10,14 +10,15 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from workers.dtypes import ELEMENT_TYPES
 from workers.errors import CorruptFile, GeometryMismatch, InputError
-from workers.formats._distributed import Group, RankReader, Sharding, Share
+from workers.formats._distributed import Cut, Group, RankReader, Sharding
 from workers.formats._mesh import Mesh
 from workers.formats.verl_fsdp.folders import STILL_WRITING
 from workers.geometry import Shape
 from workers.pickles import TensorRecord, paused_collector
 from workers.storage import FileEntry, Folder
-from workers.torch_file import StoredRange, TorchFile, open_torch_file, resolve
+from workers.torch_file import TorchFile, open_torch_file, resolve
 
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 """What FSDP1, activation checkpointing and torch.compile add to the names of modules, wherever they stand."""
@@ -66,16 +67,19 @@ class RankTable:
 
 def read_rank(folder: Folder, entry: FileEntry, rank: int) -> RankTable:
     """Read a rank file's metadata. Raises what ``open_torch_file`` raises, and ``GeometryMismatch``."""
+    with paused_collector:  # from the first record to the last: what is made here dies here
+        return _tabulate(folder, entry, rank)
+
+
+def _tabulate(folder: Folder, entry: FileEntry, rank: int) -> RankTable:
     try:
         file = open_torch_file(folder, entry.path, entry.size_bytes)
     except CorruptFile as error:
-        if STILL_WRITING not in error.hint:
-            error.hint = f"{error.hint} {STILL_WRITING}".strip()
+        error.hint = f"{error.hint} {STILL_WRITING}".strip()
         raise
     if not isinstance(file.root, dict):
         _refuse(entry.path, "a state dict: names and their tensors", f"a {type(file.root).__name__}")
-    with paused_collector:
-        return _Tabulation(file, entry).run(rank)
+    return _Tabulation(file, entry).run(rank)
 
 
 class _Tabulation:
@@ -87,7 +91,7 @@ class _Tabulation:
         self._reader = RankReader(entry.path)
         self._kinds: dict[Kind, int] = {}
         self._boxes: dict[Box, int] = {}
-        self._storages: dict[StoredRange, int] = {}
+        self._storages: dict[str, int] = {}
         self._pieces = array("q")
 
     def run(self, rank: int) -> RankTable:
@@ -95,20 +99,25 @@ class _Tabulation:
         kind_of_name = array("q")
         ignored: list[str] = []
         for raw, value in self._file.root.items():
-            name = clean_name(raw) if isinstance(raw, str) else None
-            if name is None:
+            if type(raw) is not str:
                 _refuse(self._entry.path, "names that are texts", f"the name {raw!r}"[:120])
+            name = clean_name(raw)
             share = self._reader.read(name, value)
             if share is None:
                 ignored.append(name)
                 continue
-            kind = Kind(share.dtype, share.shape, share.sharding)
-            kind_of_name.append(self._kinds.setdefault(kind, len(self._kinds)))
-            self._add_pieces(name, len(names), share)
+            cut, pieces = share
+            for local, offsets in pieces:
+                self._add_piece(name, len(names), (cut, local, offsets))
+            if cut.kind is None:
+                kind = Kind(cut.dtype, cut.shape, cut.sharding)
+                cut.kind = self._kinds.setdefault(kind, len(self._kinds))
+            kind_of_name.append(cut.kind)
             names.append(name)
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             _refuse(self._entry.path, "each name once, when wrappers are taken off", f"{twice} twice", twice)
+        stored = [self._file.storages[key] for key in self._storages]
         return RankTable(
             self._entry,
             rank,
@@ -116,7 +125,7 @@ class _Tabulation:
             names,
             kind_of_name,
             list(self._kinds),
-            array("q", (n for s in self._storages for n in (s[0], s[1], -1 if s[2] is None else s[2]))),
+            array("q", (n for at, length, crc in stored for n in (at, length, -1 if crc is None else crc))),
             self._pieces,
             list(self._boxes),
             self._reader.meshes,
@@ -124,20 +133,39 @@ class _Tabulation:
             tuple(ignored),
         )
 
-    def _add_pieces(self, name: str, number: int, share: Share) -> None:
-        for local, offsets in share.pieces:
-            where, strides, stored = resolve(self._file, local, name=name)
-            if local.negative or local.conjugate:
-                self._refuse_view(name, local)
-            if 0 in local.shape:
-                continue
-            storage = self._storages.setdefault(stored, len(self._storages))
-            box = Box(offsets, local.shape, strides)
-            self._pieces.extend((number, storage, where, self._boxes.setdefault(box, len(self._boxes))))
+    def _add_piece(self, name: str, number: int, piece: tuple[Cut, TensorRecord, Shape]) -> None:
+        """Note where a local tensor lies. What cuts, strides and offsets repeat is worked out once."""
+        cut, local, offsets = piece
+        storage, storage_offset, shape, strides, _, conjugate, negative = local
+        place = cut.places.get((offsets, shape, strides))
+        if place is None:
+            place = cut.places[offsets, shape, strides] = self._place(cut, Box(offsets, shape, strides))
+        width, span, box = place
+        stored = self._file.storages.get(storage.key)
+        first = storage.view_offset + storage_offset
+        if (
+            stored is None
+            or not width
+            or storage.dtype is None
+            or storage.numel * width != stored.length_bytes
+            or first + span > storage.numel
+        ):
+            resolve(self._file, local, name=name)  # says what is wrong, if anything is
+            stored = self._file.storages[storage.key]
+        if conjugate or negative:
+            _refuse(self._entry.path, "tensors as they are stored", f"{name}, a negative or conjugate view", name)
+        if span:
+            known = self._storages.setdefault(storage.key, len(self._storages))
+            self._pieces.extend((number, known, stored.offset + first * width, box))
 
-    def _refuse_view(self, name: str, local: TensorRecord) -> NoReturn:
-        what = "negative" if local.negative else "conjugate"
-        _refuse(self._entry.path, "a tensor as it is stored", f"{name}, which is the {what} of what is stored", name)
+    def _place(self, cut: Cut, box: Box) -> tuple[int, int, int]:
+        """Bytes of an element, elements from the first to the last of a box (0 when empty), and the box's number."""
+        element = ELEMENT_TYPES.get(cut.dtype)
+        width = element.size_bytes if element else 0  # without a type, resolve refuses the tensor
+        if 0 in box.sizes:
+            return width, 0, -1
+        span = 1 + sum((length - 1) * stride for length, stride in zip(box.sizes, box.strides, strict=True))
+        return width, span, self._boxes.setdefault(box, len(self._boxes))
 
 
 def clean_name(name: str) -> str:
