@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from service.cli.interrupt import StopSignals
 from service.cli.output import count, duration, emit_json, say, say_fields, size
 from service.cli.planning import remarks, where_from
 from service.cli.progress import Watcher
 from workers.convert import Result, convert
-from workers.engines import Engine
+from workers.engines import Engine, Work
 from workers.options import ConvertOptions
 
 
@@ -30,7 +30,7 @@ class Request:
 
 def run_convert(request: Request, *, as_json: bool) -> int:
     """Convert; raises whatever the conversion does."""
-    with StopSignals() as stop, _engine(request) as engine:
+    with StopSignals() as stop, _engine(request, stop) as engine:
         watcher = Watcher(visible=sys.stderr.isatty() and not as_json, planned=stop.defer)
         try:
             result = convert(
@@ -51,7 +51,7 @@ def run_convert(request: Request, *, as_json: bool) -> int:
 
 
 @contextmanager
-def _engine(request: Request) -> Iterator[Engine]:
+def _engine(request: Request, stop: StopSignals) -> Iterator[Engine]:
     if request.engine == "threads":
         from workers.engines.threads import ThreadsEngine  # noqa: PLC0415 - only the engine asked for
 
@@ -62,9 +62,27 @@ def _engine(request: Request) -> Iterator[Engine]:
 
     engine = RayEngine(PoolOptions(mergers=request.workers))
     try:
-        yield engine
+        yield _KeepingSignals(engine, stop)
     finally:
         engine.close()
+
+
+class _KeepingSignals:
+    """An engine whose start takes the signal handlers away, as Ray's does with SIGTERM."""
+
+    def __init__(self, engine: _Startable, stop: StopSignals) -> None:
+        self.name = engine.name
+        self._engine = engine
+        self._stop = stop
+
+    def run(self, work: Work) -> None:
+        self._engine.start()
+        self._stop.install()
+        self._engine.run(work)
+
+
+class _Startable(Engine, Protocol):
+    def start(self) -> None: ...
 
 
 def _document(result: Result, watcher: Watcher) -> dict[str, Any]:

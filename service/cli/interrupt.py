@@ -24,9 +24,13 @@ class StopSignals:
         self._previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
     def __enter__(self) -> Self:
+        self.install()
+        return self
+
+    def install(self) -> None:
+        """Take the handlers (back); for the main thread only."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._received)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
