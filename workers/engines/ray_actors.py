@@ -52,7 +52,7 @@ class MergerActor:
             from workers.engines.gpu import TorchArithmetic
 
             self._arithmetic = TorchArithmetic.on_gpu()
-        self._jobs: OrderedDict[str, tuple[Merger, Folder]] = OrderedDict()
+        self._jobs: OrderedDict[str, tuple[Merger, Folder, Recipe]] = OrderedDict()
         self._outputs: dict[str, LocalOutput] = {}
         self._cancelled: set[str] = set()
 
@@ -68,7 +68,10 @@ class MergerActor:
         """Make a part and write it into its place in a file that the collector has opened."""
         sink = _InPlaceSink(self, address.job)
         sink.output = self._output(address, output)
-        return self._merger(address).make(part, sink)
+        result = self._merger(address).make(part, sink)
+        parts = self._recipe(address).parts
+        sink.output.begin_writeback(int(parts.offset[part]), int(parts.length[part]))
+        return result
 
     def make_payload(self, address: JobAddress, part: int, span: tuple[int, int]) -> tuple[PartResult, NDArray[Any]]:
         """Make a part of ``span`` (offset, length) in memory."""
@@ -111,11 +114,14 @@ class MergerActor:
         if address.job not in self._jobs:
             recipe: Recipe = ray.get(address.recipe[0])
             folder = open_folder(address.source)
-            self._jobs[address.job] = Merger(recipe, folder, self._arithmetic), folder
+            self._jobs[address.job] = Merger(recipe, folder, self._arithmetic), folder, recipe
             while len(self._jobs) > JOBS_REMEMBERED:
                 self._jobs.popitem(last=False)[1][1].close()
         self._jobs.move_to_end(address.job)
         return self._jobs[address.job][0]
+
+    def _recipe(self, address: JobAddress) -> Recipe:
+        return self._jobs[address.job][2]
 
     def _output(self, address: JobAddress, output: OutputFile) -> LocalOutput:
         key = f"{address.job}\t{output.path}"

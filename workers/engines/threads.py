@@ -157,7 +157,10 @@ class _LocalRun(_Run):
     def make(self, merger: Merger, file: int, part: int, worker: str) -> None:
         sink = self._sinks.__dict__.setdefault("sink", _CancellableSink(self))
         sink.output = self._outputs[file]
-        if self.work.collection.part_done(merger.make(part, sink), worker):
+        result = merger.make(part, sink)
+        parts = self.work.recipe.parts
+        sink.output.begin_writeback(int(parts.offset[part]), int(parts.length[part]))
+        if self.work.collection.part_done(result, worker):
             self._outputs.pop(file).close(sync=True)
             self.work.file_finished(file, None)
 
