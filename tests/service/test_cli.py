@@ -268,6 +268,27 @@ def test_a_second_stop_signal_ends_the_process():
     assert (done.returncode, done.stdout) == (130, "still here\n")
 
 
+def test_a_stop_signal_reaches_a_conversion_on_ray(tmp_path):
+    code = (
+        "import signal, sys\n"
+        "from service.cli import converting\n"
+        "from service.cli.run import run\n"
+        "real = converting.convert\n"
+        "def stopped(*args, observer, **rest):\n"
+        "    def watch(event):\n"
+        "        observer(event)\n"
+        "        if type(event).__name__ == 'Progress':\n"
+        "            signal.raise_signal(signal.SIGTERM)\n"
+        "    return real(*args, observer=watch, **rest)\n"
+        "converting.convert = stopped\n"
+        f"sys.exit(run(['convert', {str(QWEN)!r}, {str(tmp_path / 'model')!r}, '--engine', 'ray', '--workers', '1']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "interrupted; run the same command again to resume\n"
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_closed_pipe_is_no_reason_for_a_traceback():
     read, write = os.pipe()
     os.close(read)
