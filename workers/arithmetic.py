@@ -31,6 +31,12 @@ class Arithmetic(Protocol):
         """Write base + scale * (b @ a) into ``out``; operands are (base, a, b), each with its dtype."""
 
 
+    def multiply(
+        self, values: tuple[Elements, str], factors: tuple[Elements, str], out: Elements, target: str
+    ) -> None:
+        """Write the product, made in float32, into ``out``; each operand comes with its dtype."""
+
+
 class NumpyArithmetic:
     """Arithmetic on the CPU."""
 
@@ -56,10 +62,19 @@ class NumpyArithmetic:
         merged = base + np.float32(scale) * (b @ a)
         self.cast(merged.view(np.uint32), "F32", out, target)
 
+    def multiply(
+        self, values: tuple[Elements, str], factors: tuple[Elements, str], out: Elements, target: str
+    ) -> None:
+        """See ``Arithmetic.multiply``."""
+        product = self.as_float32(*values) * self.as_float32(*factors)
+        self.cast(product.view(np.uint32), "F32", out, target)
+
     def as_float32(self, values: Elements, dtype: str) -> NDArray[np.float32]:
         """The values as float32 numbers."""
         if dtype == "F32":
             return np.ascontiguousarray(values).view(np.float32)
+        if dtype in _FLOAT8_VALUES:
+            return _FLOAT8_VALUES[dtype][values]
         wide = np.empty(values.shape, dtype=np.uint32)
         self.cast(values, dtype, wide, "F32")
         return wide.view(np.float32)
@@ -85,6 +100,30 @@ def _cast_block(values: Elements, source: str, out: Elements, target: str) -> No
         raise NotImplementedError(f"cast to {target}")
 
 
+def _float8_values(exponent_bits: int, *, has_infinity: bool) -> NDArray[np.float32]:
+    """The float32 value of each of the 256 bit patterns of an 8-bit float.
+
+    E4M3 has no infinity and one NaN pattern per sign; E5M2 is as IEEE 754 has it. Source: arXiv 2209.05433.
+    """
+    mantissa_bits = 7 - exponent_bits
+    bias = 2 ** (exponent_bits - 1) - 1
+    values = np.empty(256, dtype=np.float32)
+    for pattern in range(128):
+        exponent, mantissa = pattern >> mantissa_bits, pattern & (2**mantissa_bits - 1)
+        fraction = mantissa / 2**mantissa_bits
+        value = (1 + fraction) * 2.0 ** (exponent - bias) if exponent else fraction * 2.0 ** (1 - bias)
+        if has_infinity and exponent == 2**exponent_bits - 1:
+            value = np.nan if mantissa else np.inf
+        values[pattern], values[pattern + 128] = value, -value
+    if not has_infinity:
+        values[127] = values[255] = np.nan
+    return values
+
+
+_FLOAT8_VALUES = {
+    "F8_E4M3": _float8_values(4, has_infinity=False),
+    "F8_E5M2": _float8_values(5, has_infinity=True),
+}
 _NUMPY_FLOATS: dict[str, Any] = {"F64": np.float64, "F16": np.float16}
 
 

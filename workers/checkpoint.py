@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -24,6 +24,12 @@ MAX_DIMENSIONS = 8
 """Most dimensions a tensor may have; models use up to five, convolutions included."""
 
 NO_CHECKSUM = -1
+
+PLAIN = 0
+ZSTD = 1
+"""Encodings of a storage: as it is, or one or more zstandard frames (torch DCP's ``ZStandard`` extension)."""
+
+STORAGE_COLUMNS = 6
 
 IntArray = NDArray[np.int64]
 
@@ -50,6 +56,8 @@ class SourceFile:
     rank: int | None = None
     digest: str = ""
     version: str = ""
+    folder: FolderAddress | None = None
+    """Where it lies when that isn't the checkpoint's own folder (the base model of an adapter)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,10 @@ class StorageTable:
     length: IntArray
     crc32: IntArray
     """CRC-32 of the range as its file records it, or ``NO_CHECKSUM``."""
+    encoding: NDArray[np.int8]
+    """``PLAIN``, or how the range must be decoded; pieces of such a storage count ``start`` in its decoded bytes,
+    as if these began at the storage's ``offset``."""
+    decoded_length: IntArray
 
     def __len__(self) -> int:
         return len(self.file)
@@ -210,14 +222,22 @@ class CheckpointBuilder:
             )
         return number
 
-    def add_storage(self, file: int, offset: int, length: int, crc32: int | None) -> int:
-        self._storages.extend((file, offset, length, NO_CHECKSUM if crc32 is None else crc32))
-        return len(self._storages) // 4 - 1
+    def add_storage(
+        self, file: int, offset: int, length: int, crc32: int | None, *, zstd_decoded_length: int | None = None
+    ) -> int:
+        """Add a byte range; with ``zstd_decoded_length`` it is compressed and has that many bytes when decoded."""
+        checksum = NO_CHECKSUM if crc32 is None else crc32
+        encoded = zstd_decoded_length is not None
+        decoded = zstd_decoded_length if zstd_decoded_length is not None else length
+        self._storages.extend((file, offset, length, checksum, ZSTD if encoded else PLAIN, decoded))
+        return len(self._storages) // STORAGE_COLUMNS - 1
 
     def add_storages(self, file: int, rows: IntArray) -> int:
         """Add many storages of one file, rows of (offset, length, CRC-32 or ``NO_CHECKSUM``): the first's number."""
-        first = len(self._storages) // 4
-        self._storages.frombytes(np.insert(rows, 0, file, axis=1).astype(np.int64).tobytes())
+        first = len(self._storages) // STORAGE_COLUMNS
+        plain = np.full(len(rows), PLAIN)
+        columns = np.column_stack((np.full(len(rows), file), rows, plain, rows[:, 1])).astype(np.int64)
+        self._storages.frombytes(columns.tobytes())
         return first
 
     def add_box(self, offsets: tuple[int, ...], sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -248,7 +268,7 @@ class CheckpointBuilder:
         Raises ``IncompleteCheckpoint`` where elements of a tensor are in no piece and ``GeometryMismatch`` where
         pieces overlap in part.
         """
-        storages = _columns(self._storages, 4)
+        storages = _columns(self._storages, STORAGE_COLUMNS)
         columns = _columns(self._pieces, 4)
         dimensions = max((len(tensor.shape) for tensor in self.tensors), default=1) or 1
         boxes = [part[:, :dimensions] for part in np.split(_columns(self._boxes, 3 * MAX_DIMENSIONS), 3, axis=1)]
@@ -257,8 +277,7 @@ class CheckpointBuilder:
         repeat = same_box_as_previous(table.columns[:, 0], table.offsets, table.sizes)
         pieces, replicas = (table.select(rows).table(len(self.tensors)) for rows in (~repeat, repeat))
         self._check_cover(pieces, storages)
-        table_of_storages = StorageTable(storages[:, 0].astype(np.int32), *(storages[:, i].copy() for i in (1, 2, 3)))
-        return table_of_storages, pieces, replicas
+        return _storage_table(storages), pieces, replicas
 
     def _check_cover(self, pieces: PieceTable, storages: IntArray) -> None:
         dimensions = pieces.offsets.shape[1]
@@ -311,6 +330,65 @@ def _sorted_rows(columns: IntArray, offsets: IntArray, sizes: IntArray) -> IntAr
     rank = np.empty(len(by_place), dtype=np.int64)
     rank[by_place] = np.arange(len(by_place))
     return np.lexsort((rank[columns[:, 3]], columns[:, 0]))
+
+
+def _storage_table(rows: IntArray) -> StorageTable:
+    return StorageTable(
+        file=rows[:, 0].astype(np.int32),
+        offset=rows[:, 1].copy(),
+        length=rows[:, 2].copy(),
+        crc32=rows[:, 3].copy(),
+        encoding=rows[:, 4].astype(np.int8),
+        decoded_length=rows[:, 5].copy(),
+    )
+
+
+def combine(first: Checkpoint, second: Checkpoint, prefix: str) -> Checkpoint:
+    """One checkpoint with the tensors of both; those of ``second`` get ``prefix`` before their names.
+
+    Everything but tensors, files and pieces is the first one's. Meant for an adapter and its base model.
+    """
+    files = tuple(replace(file, folder=file.folder or first.address) for file in first.files)
+    files += tuple(replace(file, folder=file.folder or second.address) for file in second.files)
+    tensors = first.tensors + tuple(replace(tensor, name=prefix + tensor.name) for tensor in second.tensors)
+    storages = _joined_storages(first, second)
+    return replace(
+        first,
+        files=files,
+        tensors=tensors,
+        storages=storages,
+        pieces=_joined_pieces(first, first.pieces, second.pieces),
+        replicas=_joined_pieces(first, first.replicas, second.replicas),
+    )
+
+
+def _joined_storages(first: Checkpoint, second: Checkpoint) -> StorageTable:
+    a, b = first.storages, second.storages
+    return StorageTable(
+        file=np.concatenate((a.file, b.file + len(first.files))).astype(np.int32),
+        offset=np.concatenate((a.offset, b.offset)),
+        length=np.concatenate((a.length, b.length)),
+        crc32=np.concatenate((a.crc32, b.crc32)),
+        encoding=np.concatenate((a.encoding, b.encoding)),
+        decoded_length=np.concatenate((a.decoded_length, b.decoded_length)),
+    )
+
+
+def _joined_pieces(first: Checkpoint, a: PieceTable, b: PieceTable) -> PieceTable:
+    width = max(a.offsets.shape[1], b.offsets.shape[1])
+
+    def padded(values: IntArray, fill: int) -> IntArray:
+        return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=fill)
+
+    return PieceTable(
+        tensor=np.concatenate((a.tensor, b.tensor + len(first.tensors))).astype(np.int32),
+        storage=np.concatenate((a.storage, b.storage + len(first.storages))).astype(np.int32),
+        start=np.concatenate((a.start, b.start)),
+        offsets=np.concatenate((padded(a.offsets, 0), padded(b.offsets, 0))),
+        sizes=np.concatenate((padded(a.sizes, 1), padded(b.sizes, 1))),
+        strides=np.concatenate((padded(a.strides, 0), padded(b.strides, 0))),
+        first=np.concatenate((a.first, b.first[1:] + len(a))),
+    )
 
 
 def _columns(values: array[int], width: int) -> IntArray:

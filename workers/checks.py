@@ -18,7 +18,7 @@ from workers.dtypes import ELEMENT_TYPES
 from workers.errors import GeometryMismatch
 from workers.geometry import Shape, flat_range_boxes
 from workers.merge import SourceReader
-from workers.storage import Folder
+from workers.storage import Folder, open_folder
 
 COMPARED_BYTES = 8 << 20
 """How much is read at a time to compare or to check."""
@@ -187,7 +187,8 @@ def finish_checksums(checkpoint: Checkpoint, folder: Folder, ledger: ChecksumLed
         for start, end in gaps:
             for begin in range(start, end, COMPARED_BYTES):
                 length = min(COMPARED_BYTES, end - begin)
-                data = folder.read(source.path, base + begin, length, version=source.version or None)
+                where = folder if source.folder is None else open_folder(source.folder)
+                data = where.read(source.path, base + begin, length, version=source.version or None)
                 ledger.add([(storage, begin, length, crc32(data))])
                 total += length
     return total

@@ -96,7 +96,7 @@ class LocalSink:
         """Memory for a block; what was lent before is overwritten."""
         del offset
         if len(self._memory) < length:
-            self._memory = memoryview(np.empty(length, dtype=np.uint8))
+            self._memory = np.empty(length, dtype=np.uint8).data
         return self._memory[:length]
 
     def take(self, offset: int, block: memoryview) -> None:
@@ -115,7 +115,7 @@ class PartSink:
     def lend(self, offset: int, length: int) -> memoryview:
         """The block's place in the part."""
         start = offset - self._offset
-        return memoryview(self.payload)[start : start + length]
+        return self.payload.data[start : start + length]
 
     def take(self, offset: int, block: memoryview) -> None:
         """Nothing to do: the block is where it belongs."""

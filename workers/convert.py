@@ -254,7 +254,8 @@ class _Conversion:
             extra = finish_checksums(checkpoint, folder, collection.ledger)
             compare_replicas(checkpoint, folder, list(self.plan.doubtful_replicas))
             for file in checkpoint.files:
-                entry = folder.stat(file.path)
+                where = folder if file.folder is None else open_folder(file.folder)
+                entry = where.stat(file.path)
                 if file.version and (entry is None or entry.version != file.version):
                     raise CorruptFile(
                         f"{file.path} was changed while it was being converted",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from workers.arithmetic import Arithmetic
 from workers.dtypes import ELEMENT_TYPES
-from workers.geometry import Shape
+from workers.geometry import Shape, contiguous_strides, flat_range_boxes
 
 Elements = NDArray[Any]
 
@@ -200,7 +200,7 @@ class Stack:
 
     def fill(self, out: Elements, offsets: Shape, context: Context) -> None:
         for position in range(out.shape[self.dim]):
-            window = (*(slice(None),) * self.dim, position, ...)
+            window: Any = (*(slice(None),) * self.dim, position, ...)  # the dots keep a view of one element a view
             self.inputs[offsets[self.dim] + position].fill(out[window], _removed(offsets, self.dim), context)
 
 
@@ -232,6 +232,99 @@ class Transpose:
 
     def fill(self, out: Elements, offsets: Shape, context: Context) -> None:
         self.inner.fill(np.swapaxes(out, self.dim_a, self.dim_b), _swapped(offsets, self.dim_a, self.dim_b), context)
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """``inner`` with its row-major elements in another shape."""
+
+    inner: Expression
+    shape: Shape
+
+    @property
+    def dtype(self) -> str:
+        return self.inner.dtype
+
+    @property
+    def unit_elements(self) -> int:
+        return _unit_through(self.inner, self.shape)
+
+    def requires(self, offsets: Shape, sizes: Shape) -> Iterator[Need]:
+        for _, start, count in self._runs(offsets, sizes):
+            for inner_offsets, inner_sizes in flat_range_boxes(self.inner.shape, start, start + count):
+                yield from self.inner.requires(inner_offsets, inner_sizes)
+
+    def fill(self, out: Elements, offsets: Shape, context: Context) -> None:
+        for index, start, count in self._runs(offsets, out.shape):
+            place: Any = (*index, ...)
+            window = out[place]
+            flat = window.reshape(-1) if window.flags.c_contiguous else np.empty(count, dtype=out.dtype)
+            position = 0
+            for inner_offsets, inner_sizes in flat_range_boxes(self.inner.shape, start, start + count):
+                size = prod(inner_sizes)
+                self.inner.fill(flat[position : position + size].reshape(inner_sizes), inner_offsets, context)
+                position += size
+            if not window.flags.c_contiguous:
+                window[...] = flat.reshape(window.shape)
+
+    def _runs(self, offsets: Shape, sizes: Shape) -> Iterator[tuple[Shape, int, int]]:
+        """The stretches of a box that are contiguous in row-major order: index within the box, start, elements."""
+        if 0 in sizes:
+            return
+        inner = len(sizes)
+        while inner > 0 and (inner == len(sizes) or sizes[inner] == self.shape[inner]):
+            inner -= 1
+        strides = contiguous_strides(self.shape)
+        first = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
+        count = prod(sizes[inner:])
+        for index in np.ndindex(*sizes[:inner]):
+            yield index, first + sum(i * s for i, s in zip(index, strides, strict=False)), count
+
+
+FP8_BLOCK = 128
+"""Rows and columns that share a scale in block-wise FP8 (DeepSeek-V3's ``weight_block_size``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DequantizeBlocks:
+    """FP8 weights times the scale of their block, as float32 rounded to ``dtype``.
+
+    weight [out, in] F8_E4M3, scale [ceil(out / block), ceil(in / block)] F32.
+    Source: DeepSeek-V3 ``inference/kernel.py`` ``weight_dequant``.
+    """
+
+    weight: Expression
+    scale: Expression
+    dtype: str
+    block: Shape = (FP8_BLOCK, FP8_BLOCK)
+
+    @property
+    def shape(self) -> Shape:
+        return self.weight.shape
+
+    @property
+    def unit_elements(self) -> int:
+        return self.shape[1] * min(self.block[0], self.shape[0])
+
+    def requires(self, offsets: Shape, sizes: Shape) -> Iterator[Need]:
+        yield from self.weight.requires(offsets, sizes)
+        yield from self.scale.requires(*self._scale_box(offsets, sizes))
+
+    def fill(self, out: Elements, offsets: Shape, context: Context) -> None:
+        weight = _evaluate(self.weight, offsets, out.shape, context)
+        scale_offsets, scale_sizes = self._scale_box(offsets, out.shape)
+        scale = _evaluate(self.scale, scale_offsets, scale_sizes, context)
+        wide = scale
+        for dim in (0, 1):
+            begin = offsets[dim] - scale_offsets[dim] * self.block[dim]
+            spread = np.repeat(wide, self.block[dim], axis=dim)
+            wide = np.take(spread, range(begin, begin + out.shape[dim]), axis=dim)
+        context.arithmetic.multiply((weight, self.weight.dtype), (wide, self.scale.dtype), out, self.dtype)
+
+    def _scale_box(self, offsets: Shape, sizes: Shape) -> tuple[Shape, Shape]:
+        starts = tuple(offset // block for offset, block in zip(offsets, self.block, strict=True))
+        ends = (-(-(o + n) // block) for o, n, block in zip(offsets, sizes, self.block, strict=True))
+        return starts, tuple(end - start for start, end in zip(starts, ends, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ def compare_logits(model_a: str, model_b: str, *, atol: float = 0.0) -> Report:
         raise InvalidOption(
             "comparing logits needs transformers, which isn't installed", hint="pip install 'unshard[forward]'"
         ) from error
-    transformers.logging.set_verbosity_error()
+    quiet: Any = transformers.logging.set_verbosity_error
+    quiet()
     config = transformers.AutoConfig.from_pretrained(model_a)
     generator = torch.Generator().manual_seed(SEED)
     vocabulary = int(config.get_text_config().vocab_size)

@@ -7,7 +7,7 @@ and takes it back full.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -17,13 +17,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from workers.arithmetic import Arithmetic
-from workers.checkpoint import NO_CHECKSUM, Checkpoint
+from workers.checkpoint import NO_CHECKSUM, PLAIN, Checkpoint, SourceFile
 from workers.checksums import RangeChecksum, crc32
 from workers.dtypes import ELEMENT_TYPES
+from workers.errors import CorruptFile
 from workers.geometry import Shape, contiguous_strides, flat_range_boxes, intersect
 from workers.layout import PartTable, aligned_step
 from workers.mapping import Target
-from workers.storage import Folder
+from workers.storage import Folder, FolderAddress, open_folder
 
 Elements = NDArray[Any]
 
@@ -82,12 +83,15 @@ class SourceReader:
     bytes_read: int = 0
     prefetched: dict[tuple[int, int, int], memoryview] = field(default_factory=dict)
     """(file, offset, length) -> bytes that were fetched ahead, for sources where a request is dear."""
+    folders: Callable[[FolderAddress], Folder] = open_folder
+    decoded: dict[int, memoryview] = field(default_factory=dict)
 
     def read(self, tensor: int, offsets: Shape, out: Elements) -> None:
         """Fill ``out`` with the box of a tensor that begins at ``offsets``."""
         for run in self.runs(tensor, offsets, out.shape):
-            window = out[(*(slice(a, a + n) for a, n in zip(run.at, run.sizes, strict=True)), ...)]
-            self._read_run(run, window)
+            # The dots keep the view of a scalar a view.
+            window: Any = (*(slice(a, a + n) for a, n in zip(run.at, run.sizes, strict=True)), ...)
+            self._read_run(run, out[window])
 
     def runs(self, tensor: int, offsets: Shape, sizes: Shape) -> Iterator[Run]:
         """The reads that a box of a tensor takes, piece by piece."""
@@ -128,26 +132,71 @@ class SourceReader:
 
     def _read_run(self, run: Run, out: Elements) -> None:
         if run.is_dense and out.flags.c_contiguous:
-            self._read_bytes(run, memoryview(out.reshape(-1).view(np.uint8)))
+            self._read_bytes(run, out.reshape(-1).view(np.uint8).data)
             return
         scratch = np.empty(run.span_bytes, dtype=np.uint8)
-        self._read_bytes(run, memoryview(scratch))
+        self._read_bytes(run, scratch.data)
         elements = scratch.view(out.dtype)
         steps = tuple(stride * run.width for stride in run.strides)
         out[...] = np.lib.stride_tricks.as_strided(elements, run.sizes, steps, writeable=False)
 
     def _read_bytes(self, run: Run, buffer: memoryview) -> None:
+        if self.checkpoint.storages.encoding[run.storage] != PLAIN:
+            start = run.start - int(self.checkpoint.storages.offset[run.storage])
+            buffer[:] = self._decoded(run.storage)[start : start + len(buffer)]
+            return
         source = self.checkpoint.files[run.file]
         ahead = self.prefetched.get((run.file, run.start, len(buffer)))
         if ahead is not None:
             buffer[:] = ahead
         else:
-            self.folder.read_into(source.path, run.start, buffer, version=source.version or None)
+            self.folder_of(source).read_into(source.path, run.start, buffer, version=source.version or None)
         self.bytes_read += len(buffer)
         storages = self.checkpoint.storages
         if storages.crc32[run.storage] != NO_CHECKSUM:
             start = run.start - int(storages.offset[run.storage])
             self.checksums.append((run.storage, start, len(buffer), crc32(buffer)))
+
+
+    def folder_of(self, source: SourceFile) -> Folder:
+        """Where a file is read from."""
+        return self.folder if source.folder is None else self.folders(source.folder)
+
+    def _decoded(self, storage: int) -> memoryview:
+        """A compressed storage as it was before; it has no ranges, so it is read whole and kept for its neighbours."""
+        if storage not in self.decoded:
+            storages = self.checkpoint.storages
+            source = self.checkpoint.files[storages.file[storage]]
+            offset, length = int(storages.offset[storage]), int(storages.length[storage])
+            data = self.folder_of(source).read(source.path, offset, length, version=source.version or None)
+            self.bytes_read += length
+            if storages.crc32[storage] != NO_CHECKSUM:
+                self.checksums.append((storage, 0, length, crc32(data)))
+            self.decoded.clear()  # one at a time: its tensors follow each other
+            self.decoded[storage] = decompress_zstd(data, int(storages.decoded_length[storage]), source.path)
+        return self.decoded[storage]
+
+
+def decompress_zstd(data: bytes, decoded_length: int, path: str) -> memoryview:
+    """Decode zstandard frames that must give ``decoded_length`` bytes; raises ``CorruptFile``."""
+    import zstandard  # few sources are compressed
+
+    try:
+        reader = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True)
+        decoded = reader.read(decoded_length + 1)
+    except zstandard.ZstdError as error:
+        raise CorruptFile(
+            f"{path}: compressed data are damaged: {error}", file=path, hint="Copy the file from its origin again."
+        ) from error
+    if len(decoded) != decoded_length:
+        raise CorruptFile(
+            f"{path}: compressed data have another size than announced",
+            file=path,
+            expected=f"{decoded_length} bytes",
+            found=f"{len(decoded)} bytes" if len(decoded) < decoded_length else "more",
+            hint="Copy the file from its origin again.",
+        )
+    return memoryview(decoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +250,17 @@ class Merger:
         self._recipe = recipe
         self._folder = folder
         self._arithmetic = arithmetic
+        self._others: dict[FolderAddress, Folder] = {}
+
+    def _other_folder(self, address: FolderAddress) -> Folder:
+        if address not in self._others:
+            self._others[address] = open_folder(address)
+        return self._others[address]
 
     def make(self, part: int, sink: Sink) -> PartResult:
         """Make one part block by block, handing each to ``sink`` in order."""
         began = time.perf_counter()
-        reader = SourceReader(self._recipe.checkpoint, self._folder, self._arithmetic)
+        reader = SourceReader(self._recipe.checkpoint, self._folder, self._arithmetic, folders=self._other_folder)
         if not self._folder.is_local:
             reader.prefetched = self._fetch_ahead(part, reader)
         digest = xxhash.xxh3_128()
@@ -239,11 +294,13 @@ class Merger:
         for block in blocks_of(self._recipe, part):
             for need in self._recipe.targets[block.target].expression.requires(block.offsets, block.sizes):
                 for run in reader.runs(need.tensor, need.offsets, need.sizes):
+                    if self._recipe.checkpoint.storages.encoding[run.storage] != PLAIN:
+                        continue
                     wanted.setdefault(run.file, {})[run.start, run.span_bytes] = None
         fetched: dict[tuple[int, int, int], memoryview] = {}
         for file, ranges in wanted.items():
             source = self._recipe.checkpoint.files[file]
-            views = self._folder.read_ranges(source.path, list(ranges), version=source.version or None)
+            views = reader.folder_of(source).read_ranges(source.path, list(ranges), version=source.version or None)
             for (start, length), view in zip(ranges, views, strict=True):
                 fetched[file, start, length] = view
         return fetched

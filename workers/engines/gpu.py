@@ -61,6 +61,12 @@ class TorchArithmetic:
         merged = torch.addmm(base, b, a, alpha=scale).cpu().numpy()
         self._cpu.cast(np.ascontiguousarray(merged).view(np.uint32), "F32", out, target)
 
+    def multiply(
+        self, values: tuple[Elements, str], factors: tuple[Elements, str], out: Elements, target: str
+    ) -> None:
+        """See ``Arithmetic.multiply``: one product of two floats has the same bits everywhere, so the CPU makes it."""
+        self._cpu.multiply(values, factors, out, target)
+
     def _to_device(self, values: Elements) -> torch.Tensor:
         signed = np.ascontiguousarray(values).view(_SIGNED[values.dtype.itemsize])
         return torch.from_numpy(signed).to(self._device)

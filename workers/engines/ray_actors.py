@@ -198,7 +198,8 @@ class CollectorActor:
                 folder.close()
 
         try:
-            return await self._in_thread(upload)
+            etag: str | None = await self._in_thread(upload)
+            return etag
         finally:
             del self._streams[key]
             for event in consumed.values():
@@ -211,7 +212,7 @@ class CollectorActor:
             return  # the stream has failed, which its own call tells
         stream, consumed = self._streams[key]
         data: NDArray[np.uint8] = await payload[0]
-        stream.put(part, memoryview(data))
+        stream.put(part, data.data)
         del data, payload
         await consumed[part].wait()
 

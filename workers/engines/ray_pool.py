@@ -18,6 +18,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from workers.engines.ray_actors import CollectorActor, MergerActor
 from workers.errors import InsufficientResources, StorageError
 
+_RAY: Any = ray
+"""Ray's own type hints lack the options and calls that are used through this name."""
+
 NAMESPACE = "unshard"
 EMBEDDED_STORE_BYTES = 1 << 30
 """Object store of an embedded cluster: it carries parts on their way to a bucket, and nothing else."""
@@ -110,7 +113,7 @@ class Pool:
 
     def store_budget_bytes(self) -> int:
         """Bytes of parts that may be under way through the object stores of the cluster."""
-        return int(ray.cluster_resources().get("object_store_memory", EMBEDDED_STORE_BYTES) * STORE_SHARE)
+        return int(_RAY.cluster_resources().get("object_store_memory", EMBEDDED_STORE_BYTES) * STORE_SHARE)
 
     def _connect(self) -> None:
         if ray.is_initialized():
@@ -139,14 +142,14 @@ class Pool:
     def _wanted(self) -> int:
         if self._options.mergers:
             return self._options.mergers
-        resources = ray.cluster_resources()
+        resources = _RAY.cluster_resources()
         by_cpu = resources.get("CPU", 1) / max(self._options.num_cpus, 0.01)
         by_gpu = resources.get("GPU", 0) / self._options.num_gpus if self._options.num_gpus else by_cpu
         return max(1, int(min(by_cpu, by_gpu)))
 
     def _new_merger(self) -> Worker:
         self._numbers += 1
-        actor = ray.remote(
+        actor = _RAY.remote(
             num_cpus=self._options.num_cpus,
             num_gpus=self._options.num_gpus,
             max_restarts=0,
@@ -158,7 +161,7 @@ class Pool:
 
     def _new_collector(self, node: str) -> Worker:
         self._numbers += 1
-        actor = ray.remote(
+        actor = _RAY.remote(
             num_cpus=0,
             max_restarts=0,
             max_task_retries=0,
@@ -174,7 +177,7 @@ class Pool:
         if waiting:
             for worker in workers:
                 ray.kill(worker.handle)
-            available = ray.available_resources()
+            available = _RAY.available_resources()
             raise InsufficientResources(
                 f"{len(waiting)} of {len(refs)} workers found no place in the Ray cluster within {START_TIMEOUT_S:.0f} s",
                 expected=f"{self._options.num_cpus} CPU and {self._options.num_gpus} GPU for each worker",
@@ -187,4 +190,4 @@ class Pool:
 
 
 def _alive_nodes() -> list[str]:
-    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("object_store_memory")]
+    return [node["NodeID"] for node in _RAY.nodes() if node["Alive"] and node["Resources"].get("object_store_memory")]

@@ -215,7 +215,7 @@ class _StreamRun(_Run):
         sink = PartSink(int(parts.offset[part]), int(parts.length[part]))
         result = merger.make(part, sink)
         self.work.collection.part_done(result, worker)
-        self._outputs[file].put(part, memoryview(sink.payload))
+        self._outputs[file].put(part, sink.payload.data)
 
     def make_empty(self, file: int) -> None:
         self._open(file)
