@@ -35,7 +35,9 @@ def random_tensors(seed: int, count: int = 6) -> dict[str, tuple[str, np.ndarray
     return tensors
 
 
-def tiling(shape: tuple[int, ...], random_: random.Random, depth: int = 3) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def tiling(
+    shape: tuple[int, ...], random_: random.Random, depth: int = 3
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Boxes that tile a shape, by random cuts."""
     boxes = [(tuple(0 for _ in shape), shape)]
     for _ in range(depth if shape and 0 not in shape else 0):
@@ -69,7 +71,9 @@ def write_source(
             data = np.ascontiguousarray(window).tobytes()
             padding = random_.choice([0, 0, 24])
             file = random_.randrange(files)
-            rows.append((name, dtype, values.shape, (offsets, sizes), strides, file, len(contents[file]), data, padding))
+            rows.append(
+                (name, dtype, values.shape, (offsets, sizes), strides, file, len(contents[file]), data, padding)
+            )
             contents[file] += data + b"\0" * padding
     for number, content in enumerate(contents):
         path = folder / f"rank-{number}.bin"
@@ -96,5 +100,7 @@ def write_source(
 def identity_plan(checkpoint: Checkpoint, options: ConvertOptions | None = None) -> Plan:
     """A plan that keeps every tensor as it is."""
     targets = tuple(Target(t.name, Source(n, t.dtype, t.shape)) for n, t in enumerate(checkpoint.tensors))
-    mapping = Mapping("names kept", targets, (Dropped("x", "for show"),), (("config.json", b'{"model_type": "synthetic"}'),), (), ())
+    mapping = Mapping(
+        "names kept", targets, (Dropped("x", "for show"),), (("config.json", b'{"model_type": "synthetic"}'),), (), ()
+    )
     return make_plan(checkpoint, mapping, options or ConvertOptions())

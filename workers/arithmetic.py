@@ -25,11 +25,13 @@ class Arithmetic(Protocol):
         """Write ``values`` (safetensors dtype ``source``) into ``out`` as dtype ``target``; shapes are equal."""
 
     def add_lora(
-        self, operands: tuple[tuple[Elements, str], tuple[Elements, str], tuple[Elements, str]],
-        scale: float, out: Elements, target: str,
+        self,
+        operands: tuple[tuple[Elements, str], tuple[Elements, str], tuple[Elements, str]],
+        scale: float,
+        out: Elements,
+        target: str,
     ) -> None:
         """Write base + scale * (b @ a) into ``out``; operands are (base, a, b), each with its dtype."""
-
 
     def multiply(
         self, values: tuple[Elements, str], factors: tuple[Elements, str], out: Elements, target: str
@@ -55,8 +57,11 @@ class NumpyArithmetic:
             _cast_block(flat[block], source, result[block], target)
 
     def add_lora(
-        self, operands: tuple[tuple[Elements, str], tuple[Elements, str], tuple[Elements, str]],
-        scale: float, out: Elements, target: str,
+        self,
+        operands: tuple[tuple[Elements, str], tuple[Elements, str], tuple[Elements, str]],
+        scale: float,
+        out: Elements,
+        target: str,
     ) -> None:
         base, a, b = (self.as_float32(values, dtype) for values, dtype in operands)
         merged = base + np.float32(scale) * (b @ a)

@@ -49,7 +49,7 @@ class ByteProbe:
             return False
         a, b = slice(rows_a.start, rows_a.stop), slice(rows_b.start, rows_b.stop)
         same_box = (pieces.offsets[a] == pieces.offsets[b]).all() and (pieces.sizes[a] == pieces.sizes[b]).all()
-        same = _same_content(self._checkpoint, (pieces, np.arange(a.start, a.stop)), (pieces, np.arange(b.start, b.stop)))
+        same = _same_content(self._checkpoint, (pieces, np.array(rows_a)), (pieces, np.array(rows_b)))
         return bool(same_box and same.all())
 
     def _same_bytes(self, tensor_a: int, tensor_b: int, offsets: Shape, sizes: Shape) -> bool:

@@ -95,7 +95,8 @@ def damaged_storage(checkpoint: Checkpoint, storage: int, expected: int, found: 
     storages = checkpoint.storages
     file = checkpoint.files[storages.file[storage]].path
     offset, length = int(storages.offset[storage]), int(storages.length[storage])
-    tensor = next((checkpoint.tensors[t].name for t in checkpoint.pieces.tensor[checkpoint.pieces.storage == storage]), None)
+    holds = checkpoint.pieces.tensor[checkpoint.pieces.storage == storage]
+    tensor = checkpoint.tensors[holds[0]].name if len(holds) else None
     return CorruptFile(
         f"{file} is damaged: the {length} bytes at offset {offset}"
         + (f", which hold tensor {tensor}," if tensor else "")

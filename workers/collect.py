@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,9 @@ class LocalOutput:
 
     def __init__(self, root: str, file: OutputFile) -> None:
         """Make the file of its final size and write its header."""
-        self.path = os.path.join(root, file.path)
+        self.path = str(Path(root, file.path))
         with _told(self.path):
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             os.ftruncate(self.descriptor, file.size_bytes)
             self.write(0, memoryview(file.header))
@@ -55,7 +56,7 @@ class LocalOutput:
     def join(cls, root: str, file: OutputFile) -> LocalOutput:
         """Open a file that somebody else has made."""
         output = cls.__new__(cls)
-        output.path = os.path.join(root, file.path)
+        output.path = str(Path(root, file.path))
         with _told(output.path):
             output.descriptor = os.open(output.path, os.O_RDWR | os.O_CLOEXEC)
         return output
@@ -90,7 +91,7 @@ class LocalSink:
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray(0))
-        self.output: LocalOutput | None = None
+        self.output: LocalOutput
 
     def lend(self, offset: int, length: int) -> memoryview:
         """Memory for a block; what was lent before is overwritten."""
@@ -101,7 +102,6 @@ class LocalSink:
 
     def take(self, offset: int, block: memoryview) -> None:
         """Write the block."""
-        assert self.output is not None
         self.output.write(offset, block)
 
 

@@ -66,7 +66,7 @@ def plan_source(source: str, options: ConvertOptions) -> Plan:
         folder.close()
 
 
-def convert(
+def convert(  # noqa: PLR0913 - the one call of the Python interface; all but three are keywords
     source: str,
     destination: str,
     options: ConvertOptions | None = None,
@@ -97,7 +97,7 @@ def convert(
     return dataclasses.replace(result, seconds=time.monotonic() - began)
 
 
-def run_plan(
+def run_plan(  # noqa: PLR0913 - as convert
     made: Plan,
     destination: str,
     *,
@@ -166,7 +166,7 @@ class _Conversion:
         try:
             return self._make()
         except BaseException as error:
-            # A damaged source won't get better by itself; anything else may, and then finished files are worth keeping.
+            # A damaged source won't get better by itself; after anything else finished files are worth keeping.
             self.destination.release(discard=isinstance(error, InputError))
             raise
 

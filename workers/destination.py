@@ -74,10 +74,10 @@ def open_destination(address: FolderAddress | str) -> Destination:
     """The destination of that path or URL; nothing is touched yet."""
     folder = open_folder(address)
     if folder.is_local:
-        from workers.local_destination import LocalDestination
+        from workers.local_destination import LocalDestination  # noqa: PLC0415 - it builds on this module
 
         return LocalDestination(folder)
-    from workers.store_destination import StoreDestination
+    from workers.store_destination import StoreDestination  # noqa: PLC0415 - it builds on this module
 
     return StoreDestination(folder)
 

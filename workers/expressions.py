@@ -226,9 +226,7 @@ class Transpose:
         return max(prod(self.shape[min(self.dim_a, self.dim_b) :]), _unit_through(self.inner, self.shape))
 
     def requires(self, offsets: Shape, sizes: Shape) -> Iterator[Need]:
-        return self.inner.requires(
-            _swapped(offsets, self.dim_a, self.dim_b), _swapped(sizes, self.dim_a, self.dim_b)
-        )
+        return self.inner.requires(_swapped(offsets, self.dim_a, self.dim_b), _swapped(sizes, self.dim_a, self.dim_b))
 
     def fill(self, out: Elements, offsets: Shape, context: Context) -> None:
         self.inner.fill(np.swapaxes(out, self.dim_a, self.dim_b), _swapped(offsets, self.dim_a, self.dim_b), context)

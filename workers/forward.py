@@ -21,8 +21,8 @@ def compare_logits(model_a: str, model_b: str, *, atol: float = 0.0) -> Report:
     Both are paths of local folders. Raises ``VerificationFailed`` when one can't be loaded without missing weights.
     """
     try:
-        import torch
-        import transformers
+        import torch  # noqa: PLC0415 - an extra, and slow to import
+        import transformers  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise InvalidOption(
             "comparing logits needs transformers, which isn't installed", hint="pip install 'unshard[forward]'"
@@ -54,8 +54,8 @@ def compare_logits(model_a: str, model_b: str, *, atol: float = 0.0) -> Report:
 
 
 def _load(path: str) -> Any:
-    import torch
-    import transformers
+    import torch  # noqa: PLC0415 - see compare_logits
+    import transformers  # noqa: PLC0415 - see compare_logits
 
     config = transformers.AutoConfig.from_pretrained(path)
     name = (config.architectures or [""])[0]

@@ -79,6 +79,6 @@ def inspect(source: str, options: ConvertOptions | None = None, *, tensor: str |
         raise InvalidOption(
             f"the checkpoint has no tensor named {tensor}",
             tensor=tensor,
-            hint=f"The nearest names are: {', '.join(near)}." if near else "Run inspect with --json and look at plan --tensors.",
+            hint=f"The nearest names are: {', '.join(near)}." if near else "plan --tensors lists all names.",
         )
     return Inspection(checkpoint, number)

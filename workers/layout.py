@@ -183,9 +183,7 @@ def _width(target: Target) -> int:
     return ELEMENT_TYPES[target.expression.dtype].size_bytes
 
 
-def _parts_of_file(
-    targets: Sequence[Target], members: range, part_bytes: int
-) -> Iterator[list[tuple[int, int, int]]]:
+def _parts_of_file(targets: Sequence[Target], members: range, part_bytes: int) -> Iterator[list[tuple[int, int, int]]]:
     """Segments (target, begin, end) of each part: small tensors together, large ones cut where they allow it."""
     part: list[tuple[int, int, int]] = []
     room = part_bytes

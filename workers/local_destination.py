@@ -29,6 +29,9 @@ from workers.manifest import MANIFEST_NAME, FileRecord, WrittenFile, digest
 from workers.storage import Folder, FolderAddress, check_path, open_folder
 
 JOURNAL = ".unshard-journal"
+STAT_BLOCK_BYTES = 512
+"""Unit of ``st_blocks``, by stat(2)."""
+
 RENAME_EXCHANGE = 2
 """Flag of Linux's renameat2(2): both names stay taken at each moment."""
 
@@ -40,8 +43,8 @@ class LocalDestination(Destination):
         path = folder.local_path()
         if path is None:
             raise InternalError(f"{describe(folder)} is not on a file system")
-        self._path = Path(os.path.realpath(path))
-        self._intent: Intent | None = None
+        self._path = Path(path).resolve()
+        self._intent: Intent
         self._claim: int | None = None
 
     # --- before writing ------------------------------------------------------------------------------------
@@ -129,7 +132,7 @@ class LocalDestination(Destination):
         """Names at the destination that are not our own bookkeeping."""
         if not self._path.is_dir():
             return []
-        return sorted(name for name in os.listdir(self._path) if name != ".unshard")
+        return sorted(entry.name for entry in self._path.iterdir() if entry.name != ".unshard")
 
     def _check_replaceable(self, present: list[str]) -> None:
         """Overwriting replaces the whole folder, so it must hold a model and nothing that looks like anything else."""
@@ -147,7 +150,7 @@ class LocalDestination(Destination):
     def _check_space(self, intent: Intent) -> None:
         free = open_folder(FolderAddress(str(self._path))).free_bytes()
         staged = self._staging_for(intent)
-        have = sum(file.stat().st_blocks * 512 for file in staged.rglob("*") if file.is_file()) if staged.exists() else 0
+        have = sum(file.stat().st_blocks * STAT_BLOCK_BYTES for file in staged.rglob("*") if file.is_file())
         if free is not None and free + have < intent.size_bytes:
             raise InsufficientResources(
                 f"the disk of {self._path} has too little space: {intent.size_bytes} bytes are needed, "
@@ -185,7 +188,7 @@ class LocalDestination(Destination):
                     hint="Wait for it to end or stop it, or choose another destination.",
                 ) from None
             with suppress(FileNotFoundError):
-                if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                if path.stat().st_ino == os.fstat(descriptor).st_ino:
                     return descriptor
             os.close(descriptor)  # the holder before us removed the file between our open and our lock
 
@@ -206,7 +209,6 @@ class LocalDestination(Destination):
 
     def _remove_strangers(self) -> None:
         """Leave in the hidden folder only what belongs to the result: nothing of an earlier, other shape."""
-        assert self._intent is not None
         shutil.rmtree(self._staging / JOURNAL)
         keep = self._intent.paths | {MANIFEST_NAME}
         for file in [file for file in self._staging.rglob("*") if not file.is_dir()]:
@@ -216,9 +218,8 @@ class LocalDestination(Destination):
             _sync(folder)
 
     def _swap_in(self) -> None:
-        assert self._intent is not None
         try:
-            os.rename(self._staging, self._path)  # over nothing or an empty folder
+            self._staging.rename(self._path)  # over nothing or an empty folder
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -234,7 +235,6 @@ class LocalDestination(Destination):
         _sync(self._path.parent)
 
     def _move_in(self) -> None:
-        assert self._intent is not None
         if self._intent.overwrite:
             for name in (MANIFEST_NAME, "config.json", "model.safetensors.index.json"):
                 (self._path / name).unlink(missing_ok=True)
@@ -244,7 +244,7 @@ class LocalDestination(Destination):
         for path in [*sorted(weights), *order_of_writing(self._intent.paths - weights), MANIFEST_NAME]:
             target = self._path / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(self._staging / path, target)
+            (self._staging / path).replace(target)
             _sync(target.parent)
         keep = {path.partition("/")[0] for path in self._intent.paths} | {MANIFEST_NAME}
         for name in set(self._present()) - keep:  # an overwritten model's other files
@@ -279,7 +279,7 @@ def _model_folder(path: Path) -> bool:
 
 def _some(names: list[str]) -> str:
     shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown  # noqa: PLR2004 - what fits a line
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
 def _exchange(a: Path, b: Path) -> None:
@@ -292,9 +292,9 @@ def _exchange(a: Path, b: Path) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(b))
     # This file system can't swap: for a moment there is nothing, but never half a model.
     aside = b.with_name(f".{b.name}.unshard-replaced")
-    os.rename(b, aside)
-    os.rename(a, b)
-    os.rename(aside, a)
+    b.rename(aside)
+    a.rename(b)
+    aside.rename(a)
 
 
 def _remove_tree(path: Path) -> None:

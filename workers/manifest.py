@@ -127,6 +127,6 @@ def value_warnings(records: Iterable[FileRecord]) -> list[str]:
     """What a user should know of the weights' values."""
     warnings = []
     for record in records:
-        warnings += [f"tensor {name} in {record.path} holds values that are not numbers (NaN)" for name in record.nan_tensors]
+        warnings += [f"tensor {name} in {record.path} holds NaN (not a number)" for name in record.nan_tensors]
         warnings += [f"tensor {name} in {record.path} is all zeros" for name in record.zero_tensors]
     return warnings

@@ -157,7 +157,6 @@ class SourceReader:
             start = run.start - int(storages.offset[run.storage])
             self.checksums.append((run.storage, start, len(buffer), crc32(buffer)))
 
-
     def folder_of(self, source: SourceFile) -> Folder:
         """Where a file is read from."""
         return self.folder if source.folder is None else self.folders(source.folder)
@@ -179,7 +178,7 @@ class SourceReader:
 
 def decompress_zstd(data: bytes, decoded_length: int, path: str) -> memoryview:
     """Decode zstandard frames that must give ``decoded_length`` bytes; raises ``CorruptFile``."""
-    import zstandard  # few sources are compressed
+    import zstandard  # noqa: PLC0415 - few sources are compressed
 
     try:
         reader = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True)

@@ -126,15 +126,17 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 def _check_type(name: str, value: Any, hint: Any) -> None:
     allowed = _alternatives(hint)
-    for kind in allowed:
-        if get_origin(kind) is Literal:
-            if value in get_args(kind):
-                return
-        elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return
-        elif isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool):
-            return
+    if any(_is_of(value, kind) for kind in allowed):
+        return
     raise InvalidOption(f"option {name}: {value!r} is not one of: {', '.join(map(_spelled, allowed))}")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -66,10 +66,7 @@ class Plan:
     @property
     def largest_unit_bytes(self) -> int:
         """The most bytes that some target makes a worker compute at once."""
-        units = (
-            min(target.expression.unit_elements, _elements(target)) * _width(target) for target in self.targets
-        )
-        return max(BLOCK_BYTES, max(units, default=0))
+        return max(BLOCK_BYTES, max(map(_unit_bytes, self.targets), default=0))
 
     def summary(self) -> dict[str, Any]:
         """What a person or a program wants to know of the plan, as JSON values."""
@@ -152,7 +149,7 @@ def make_plan(checkpoint: Checkpoint, mapping: Mapping, options: ConvertOptions)
     )
     needed = plan.largest_unit_bytes * WORKING_COPIES
     if needed > options.memory_bytes:
-        largest = max(targets, key=lambda target: min(target.expression.unit_elements, _elements(target)) * _width(target))
+        largest = max(targets, key=_unit_bytes)
         raise InsufficientResources(
             f"tensor {largest.name} can't be made in pieces small enough for the memory budget: {needed} bytes are "
             f"needed, {options.memory_bytes} are allowed",
@@ -210,9 +207,8 @@ def _fingerprint(
     files = [f"{path}\t{digest(data)}" for path, data in mapping.files]
     files += [f"{file.source_path}\t{file.target_path}\t{file.size_bytes}" for file in mapping.side_files]
     rows = (f"{target.folder}\t{target.name}\t{target.expression!r}" for target in targets)
-    return digest_of_list(
-        [str(SCHEMA), program_version(), source_fingerprint(checkpoint), repr(sorted(effective.items())), *files, *rows]
-    )
+    made_by = [str(SCHEMA), program_version(), source_fingerprint(checkpoint), repr(sorted(effective.items()))]
+    return digest_of_list([*made_by, *files, *rows])
 
 
 def _check_names(mapping: Mapping) -> None:
@@ -229,6 +225,9 @@ def _check_names(mapping: Mapping) -> None:
         if check_path(path) == MANIFEST_NAME:
             raise GeometryMismatch(f"the result can't contain a file named {path}", file=path)
 
+
+def _unit_bytes(target: Target) -> int:
+    return min(target.expression.unit_elements, _elements(target)) * _width(target)
 
 
 def _elements(target: Target) -> int:

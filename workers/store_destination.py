@@ -43,7 +43,7 @@ class StoreDestination(Destination):
         if strangers and not intent.overwrite:
             raise DestinationNotEmpty(
                 f"{describe(self._folder)} is not empty: it holds {', '.join(strangers[:3])}"
-                + (f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""),  # noqa: PLR2004
+                + (f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""),
                 file=describe(self._folder),
                 hint="Choose another destination, or pass overwrite to replace the model there.",
             )
@@ -144,9 +144,9 @@ class StoreDestination(Destination):
             return entry.version  # our own write, whose answer was lost
         if entry is None or time.time() - renewed < STALE_AFTER_S:
             raise DestinationBusy(
-                f"another conversion (attempt {held.get('attempt', 'unknown')}) is writing to {describe(self._folder)}",
+                f"another conversion ({held.get('attempt', 'unknown')}) is writing to {describe(self._folder)}",
                 file=describe(self._folder),
-                hint=f"Wait for it to end. If it died, its claim is void {STALE_AFTER_S:.0f} s after its last sign of life.",
+                hint=f"Wait for it to end. If it died, its claim is void after {STALE_AFTER_S:.0f} s.",
             )
         try:
             return self._folder.write(CLAIM, content, if_version=entry.version).version

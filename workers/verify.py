@@ -151,7 +151,8 @@ class _Model:
         for tensor in sorted(where.keys() | found.keys()):
             if where.get(tensor) != found.get(tensor):
                 self._problems.append(
-                    f"tensor {tensor}: {name} says {where.get(tensor, 'nothing')}, it is in {found.get(tensor, 'no file')}"
+                    f"tensor {tensor}: {name} says {where.get(tensor, 'nothing')}, "
+                    f"it is in {found.get(tensor, 'no file')}"
                 )
         self._checks.append(f"{name}: {len(where)} tensors")
 
@@ -232,8 +233,7 @@ def compare_plans(a: Plan, b: Plan, *, atol: float = 0.0) -> Report:
     shared = {
         number: numbers_b[key]
         for number, target in enumerate(a.targets)
-        if (key := (target.folder, target.name)) in numbers_b
-        and _kind(a, number) == _kind(b, numbers_b[key])
+        if (key := (target.folder, target.name)) in numbers_b and _kind(a, number) == _kind(b, numbers_b[key])
     }
     differences = _compare_values(a, b, shared, atol)
     problems += [_difference_text(a, difference) for difference in differences[:MOST_DIFFERENCES]]
@@ -262,7 +262,7 @@ def _structural_problems(a: Plan, b: Plan) -> Iterator[str]:
     for one, other, label in ((kinds[0], kinds[1], "second"), (kinds[1], kinds[0], "first")):
         missing = sorted(one.keys() - other.keys())
         if missing:
-            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""  # noqa: PLR2004 - what fits a line
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             yield f"the {label} model lacks {len(missing)} tensors: {', '.join(missing[:5])}{more}"
     for name in sorted(kinds[0].keys() & kinds[1].keys()):
         (dtype_a, shape_a), (dtype_b, shape_b) = kinds[0][name], kinds[1][name]
@@ -356,8 +356,6 @@ def _difference_text(plan: Plan, difference: _Difference) -> str:
     index = list(map(int, np.unravel_index(difference.first, shape))) if shape else []
     a, b = difference.first_values
     return (
-        f"tensor {_full_name(plan, difference.target)}: {difference.elements} of {prod(shape)} elements differ, by up to "
-        f"{difference.largest:g}; first at {index}: {a:g} and {b:g}"
+        f"tensor {_full_name(plan, difference.target)}: {difference.elements} of {prod(shape)} elements differ, "
+        f"by up to {difference.largest:g}; first at {index}: {a:g} and {b:g}"
     )
-
-

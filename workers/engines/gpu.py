@@ -43,7 +43,7 @@ class TorchArithmetic:
             return
         bits = self._to_device(values).to(torch.int64) & 0xFFFFFFFF
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        is_nan = (bits & 0x7FFFFFFF) > 0x7F800000  # noqa: PLR2004 - infinity's bits
+        is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
         rounded = torch.where(is_nan, ((bits >> 16) & 0x8000) | 0x7FC0, rounded)
         out[...] = rounded.to(torch.int32).cpu().numpy().astype(np.uint16)
 

@@ -49,7 +49,7 @@ class MergerActor:
     def __init__(self, use_gpu: bool) -> None:  # noqa: FBT001 - Ray passes positions
         self._arithmetic: Arithmetic = NumpyArithmetic()
         if use_gpu:
-            from workers.engines.gpu import TorchArithmetic
+            from workers.engines.gpu import TorchArithmetic  # noqa: PLC0415 - imports torch, which costs seconds
 
             self._arithmetic = TorchArithmetic.on_gpu()
         self._jobs: OrderedDict[str, tuple[Merger, Folder, Recipe]] = OrderedDict()

@@ -69,7 +69,12 @@ class RayEngine:
             for name, what in run.doing().items():
                 doing.setdefault(name, []).append(what)
         return [
-            {"name": worker.name, "kind": worker.name.partition("-")[0], "node": worker.node, "doing": doing.get(worker.name, [])}
+            {
+                "name": worker.name,
+                "kind": worker.name.partition("-")[0],
+                "node": worker.node,
+                "doing": doing.get(worker.name, []),
+            }
             for worker in (*self._pool.mergers, *self._pool.collectors)
         ]
 
@@ -126,8 +131,7 @@ class _RayRun:
         try:
             self._prove_shared_storage()
             while self._unopened or self._files:
-                if self._work.cancel.is_set():
-                    raise Cancelled("the conversion was stopped", hint="Run the same command again to resume it.")
+                self._stop_if_cancelled()
                 self._open_files()
                 self._supply()
                 self._collect()
@@ -137,6 +141,10 @@ class _RayRun:
         finally:
             for worker in self._pool.mergers:
                 worker.handle.forget.remote(self._address.job)
+
+    def _stop_if_cancelled(self) -> None:
+        if self._work.cancel.is_set():
+            raise Cancelled("the conversion was stopped", hint="Run the same command again to resume it.")
 
     def doing(self) -> dict[str, str]:
         """Worker name -> what it makes."""
@@ -254,9 +262,7 @@ class _RayRun:
         if state is None or call.generation != state.generation:
             return
         cause = error.cause
-        if isinstance(cause, LOST):
-            self._lost(call, cause)
-        elif isinstance(cause, Cancelled) and not self._work.cancel.is_set():
+        if isinstance(cause, LOST) or (isinstance(cause, Cancelled) and not self._work.cancel.is_set()):
             self._lost(call, cause)
         elif isinstance(cause, UnshardError):
             raise cause
@@ -328,7 +334,7 @@ class _RayRun:
                 raise InsufficientResources(
                     f"the part that holds tensor {name} lost its worker {self._attempts[part]} times",
                     tensor=name,
-                    hint=f"Give workers more memory, or allow less with --memory; the last reason: {_first_line(reason)}",
+                    hint=f"Give workers more memory or allow less with --memory; the reason: {_first_line(reason)}",
                 )
             self._work.collection.tell(Retried(part, self._attempts[part], _first_line(reason)))
             self._queue.appendleft(part)

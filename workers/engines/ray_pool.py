@@ -179,7 +179,7 @@ class Pool:
                 ray.kill(worker.handle)
             available = _RAY.available_resources()
             raise InsufficientResources(
-                f"{len(waiting)} of {len(refs)} workers found no place in the Ray cluster within {START_TIMEOUT_S:.0f} s",
+                f"{len(waiting)} of {len(refs)} workers found no place in the Ray cluster in {START_TIMEOUT_S:.0f} s",
                 expected=f"{self._options.num_cpus} CPU and {self._options.num_gpus} GPU for each worker",
                 found=f"{available.get('CPU', 0):g} CPU and {available.get('GPU', 0):g} GPU are free",
                 hint="Ask for fewer workers, for less per worker, or add nodes.",

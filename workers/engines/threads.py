@@ -252,5 +252,3 @@ class _StreamRun(_Run):
 
     def _uploaded(self, part: int) -> None:
         self._window.release(int(self.work.recipe.parts.length[part]))
-
-
