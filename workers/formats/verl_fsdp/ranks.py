@@ -178,7 +178,14 @@ def clean_name(name: str) -> str:
 
 def _refuse(path: str, expected: str, found: str, tensor: str | None = None) -> NoReturn:
     kind: type[InputError] = GeometryMismatch if tensor else CorruptFile
-    raise kind(f"{path}: expected {expected}, found {found}", file=path, tensor=tensor, expected=expected, found=found)
+    raise kind(
+        f"{path}: expected {expected}, found {found}",
+        file=path,
+        tensor=tensor,
+        expected=expected,
+        found=found,
+        hint="This is not what verl saves: check that it is the weights' file, and of one training run.",
+    )
 
 
 def first_difference(table: RankTable, first: RankTable) -> tuple[str, Any, Any] | None:
