@@ -1,0 +1,60 @@
+"""What routes work with, found on the application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from service import schemas
+from service.db.database import Database
+from service.jobs.addresses import Places
+from service.jobs.cluster import Conversions
+from service.jobs.runner import Runner
+from service.jobs.store import JobStore
+from service.metrics import Metrics
+from service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts of a running service."""
+
+    settings: Settings
+    database: Database
+    store: JobStore
+    places: Places
+    conversions: Conversions
+    runner: Runner
+    metrics: Metrics
+
+
+def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+Here = Annotated[Context, Depends(_context)]
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "description": "A problem of the request",
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+    },
+    "5XX": {
+        "description": "A problem of the service",
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+    },
+}
+
+
+def job_answer(job: object) -> schemas.Job:
+    """A job as it is answered, with the ways to more of it."""
+    told = schemas.Job.model_validate(job)
+    here = f"/v1/jobs/{told.id}"
+    links = {"self": here, "events": f"{here}/events", "plan": f"{here}/plan"}
+    if not told.is_terminal:
+        links["cancel"] = f"{here}:cancel"
+    elif told.state != "succeeded":
+        links["retry"] = f"{here}:retry"
+    return told.model_copy(update={"links": links})

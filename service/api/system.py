@@ -1,0 +1,88 @@
+"""What isn't a job: formats, inspection, workers, health, metrics, and what a problem's type means."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, get_args
+
+from fastapi import APIRouter, Response
+from pydantic import TypeAdapter
+
+from service import schemas
+from service.api.context import PROBLEMS, Context, Here
+from service.db.database import newest_revision
+from service.errors import PROBLEM_PATH, Problem
+from service.errors import PROBLEMS as PROBLEM_NAMES
+from service.jobs.submit import read_options
+from workers.formats import known_formats
+from workers.inspect import inspect
+from workers.options import ConvertOptions, TargetFormat
+
+router = APIRouter(tags=["service"], responses=PROBLEMS)
+
+
+@router.get("/v1/formats")
+def formats() -> schemas.Formats:
+    """List what can be read and written."""
+    return schemas.Formats(
+        read=[schemas.FormatAnswer(**asdict(known)) for known in known_formats()],
+        write=list(get_args(TargetFormat)),
+        options=TypeAdapter(ConvertOptions).json_schema(),
+    )
+
+
+@router.post("/v1/inspect")
+def inspect_source(request: schemas.InspectRequest, here: Here) -> dict[str, Any]:
+    """Say what lies at a source, from its metadata."""
+    options = read_options(request.options)
+    source = here.places.check_source(request.source, options)
+    return inspect(source, options, tensor=request.tensor).to_dict()
+
+
+@router.get("/v1/workers")
+def workers(here: Here) -> schemas.Workers:
+    """Show the cluster and what each worker does."""
+    state, detail = here.conversions.state()
+    return schemas.Workers(state=state, detail=detail, items=here.conversions.describe())
+
+
+@router.get("/healthz", include_in_schema=False)
+async def healthz() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses={503: {"model": schemas.Readiness}})
+def readyz(here: Here, response: Response) -> schemas.Readiness:
+    """Say whether jobs can be done, and which part is missing."""
+    parts = _parts(here)
+    ready = all(part.state == "ok" for part in parts.values())
+    response.status_code = 200 if ready else 503
+    return schemas.Readiness(ready=ready, parts=parts)
+
+
+def _parts(here: Context) -> dict[str, schemas.Part]:
+    fault = here.database.problem()
+    found, wanted = here.database.revision(), newest_revision()
+    ray, detail = here.conversions.state()
+    migrations = "" if found == wanted else f"the schema is at {found}, this version works with {wanted}"
+    return {
+        "database": schemas.Part(state="failed" if fault else "ok", detail=fault or ""),
+        "migrations": schemas.Part(state="failed" if migrations else "ok", detail=migrations),
+        "ray": schemas.Part.model_validate({"state": ray, "detail": detail}),
+    }
+
+
+@router.get("/metrics", include_in_schema=False)
+def metrics(here: Here) -> Response:
+    """Tell Prometheus."""
+    return Response(here.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get(PROBLEM_PATH + "{name}", include_in_schema=False)
+def problem(name: str) -> dict[str, Any]:
+    """Say what a problem's type means."""
+    if name not in PROBLEM_NAMES:
+        raise Problem("not-found", f"there is no problem of the type {name}", hint=", ".join(PROBLEM_NAMES))
+    status, title = PROBLEM_NAMES[name]
+    return {"type": PROBLEM_PATH + name, "title": title, "status": status}

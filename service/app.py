@@ -1,0 +1,97 @@
+"""The application: routes, checks and the parts behind them, put together from settings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from service import errors, schemas
+from service.api import events, jobs, pages, system
+from service.api.context import Context
+from service.db.database import Database
+from service.jobs.addresses import Places
+from service.jobs.cluster import Conversions, GivenConversions, RayConversions
+from service.jobs.runner import Runner, Tools
+from service.jobs.store import JobStore
+from service.metrics import Metrics
+from service.security import Gate
+from service.settings import Settings
+from workers.convert import Result
+from workers.manifest import program_version
+
+RunConversion = Callable[..., Result]
+
+
+def create_app(settings: Settings, *, run_conversion: RunConversion | None = None) -> FastAPI:
+    """An application that works when its lifespan runs.
+
+    ``run_conversion`` stands in for ``workers.convert.convert`` on the Ray cluster, with the same arguments.
+    """
+    context = _context(settings, GivenConversions(run_conversion) if run_conversion else RayConversions(settings))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(_start, context)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(_stop, context)
+
+    app = FastAPI(
+        title="unshard",
+        version=program_version(),
+        summary="Training checkpoints to Hugging Face models.",
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.context = context
+    for routes in (jobs, events, system, pages):
+        app.include_router(routes.router)
+    errors.install(app)
+    app.add_middleware(Gate, settings=settings)
+    _complete_schema(app)
+    return app
+
+
+def _context(settings: Settings, conversions: Conversions) -> Context:
+    database = Database(settings.effective_database_url)
+    store = JobStore(database)
+    places = Places.of(settings.allowed_sources, settings.allowed_destinations)
+    metrics = Metrics(store)
+    runner = Runner(Tools(database, conversions, places, metrics), settings)
+    return Context(settings, database, store, places, conversions, runner, metrics)
+
+
+def _start(context: Context) -> None:
+    sole = context.database.own()
+    context.database.migrate()
+    context.conversions.start()
+    context.runner.start(sole=sole)
+
+
+def _stop(context: Context) -> None:
+    context.runner.stop()
+    context.conversions.close()
+    context.database.close()
+
+
+def _complete_schema(app: FastAPI) -> None:
+    """Put the one form of errors into the schema, where routes only refer to it."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        models = document.setdefault("components", {}).setdefault("schemas", {})
+        template = "#/components/schemas/{model}"
+        problem = schemas.ProblemDocument.model_json_schema(ref_template=template)
+        models.update(problem.pop("$defs", {}))
+        models["ProblemDocument"] = problem
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

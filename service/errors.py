@@ -1,0 +1,220 @@
+"""Every error that the API answers with, as one kind of document: an RFC 9457 problem with a hint.
+
+Problem                      raised by our own code, by its name in PROBLEMS
+UnshardError                 raised by workers; its code is the problem's name
+Starlette's and FastAPI's    404, 405, 422 and the like, told in the same form
+anything else                ``internal``: the log has it, the answer doesn't
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import singledispatch
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from service.jobs.addresses import NotAllowed
+from service.jobs.failures import NOT_ALLOWED_HINT
+from service.jobs.store import BusyDestination, JobNotFound, KeyReused, WrongState
+from service.jobs.submit import BadOption
+from workers.errors import UnshardError
+
+log = logging.getLogger(__name__)
+
+PROBLEMS: dict[str, tuple[int, str]] = {
+    "ambiguous-source": (422, "Several checkpoints could be meant"),
+    "bad-request": (400, "The request cannot be read"),
+    "cancelled": (409, "The work was stopped"),
+    "corrupt-file": (422, "A file is damaged"),
+    "destination": (422, "The destination cannot take the model"),
+    "destination-busy": (409, "Something else writes to the destination"),
+    "destination-not-allowed": (403, "The destination is not in a place that may be used"),
+    "destination-not-empty": (409, "Something is at the destination already"),
+    "foreign-origin": (403, "The request comes from another site"),
+    "geometry-mismatch": (422, "Parts of the checkpoint contradict each other"),
+    "idempotency-key-reuse": (422, "The idempotency key was used for another request"),
+    "incomplete-checkpoint": (422, "Parts of the checkpoint are missing"),
+    "input": (422, "The checkpoint or the options are at fault"),
+    "insufficient-resources": (422, "Disk, memory or cluster are too small"),
+    "internal": (500, "A fault of unshard itself"),
+    "invalid-option": (422, "An option has an impossible value"),
+    "invalid-state": (409, "The job is not in a state for this"),
+    "method-not-allowed": (405, "This method is not for this path"),
+    "not-found": (404, "There is nothing of this name"),
+    "payload-too-large": (413, "The request is too large"),
+    "source-not-allowed": (403, "The source is not in a place that may be used"),
+    "storage": (424, "Reading or writing files failed"),
+    "unauthenticated": (401, "A token is needed"),
+    "unavailable": (503, "A part of the service does not answer"),
+    "unknown-format": (422, "No known checkpoint format"),
+    "unknown-host": (403, "The service is not known under this name"),
+    "unmapped-tensor": (422, "No rule says what becomes of a tensor"),
+    "unsafe-pickle": (422, "A pickle is refused"),
+    "validation": (422, "The request is not valid"),
+    "verification-failed": (422, "Models differ"),
+}
+PROBLEM_PATH = "/problems/"
+
+
+class Problem(Exception):
+    """An answer that isn't what was asked for. ``extra`` goes into the document as it is."""
+
+    def __init__(self, name: str, detail: str, *, hint: str = "", **extra: Any) -> None:
+        super().__init__(detail)
+        self.name = name
+        self.detail = detail
+        self.hint = hint
+        self.extra = extra
+
+
+def answer(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The response to a problem."""
+    status, title = PROBLEMS[problem.name]
+    document = {
+        "type": PROBLEM_PATH + problem.name,
+        "title": title,
+        "status": status,
+        "detail": problem.detail,
+        "hint": problem.hint,
+        **problem.extra,
+    }
+    return JSONResponse(document, status, headers=dict(headers or {}), media_type="application/problem+json")
+
+
+@singledispatch
+def problem_of(_error: Exception) -> Problem:
+    """The problem that stands for an error; of one that isn't ours nothing is told."""
+    return Problem("internal", "an unexpected fault of unshard", hint="The service's log has the details.")
+
+
+@problem_of.register
+def _(error: Problem) -> Problem:
+    return error
+
+
+@problem_of.register
+def _(error: UnshardError) -> Problem:
+    name = error.code if error.code in PROBLEMS else "internal"
+    return Problem(name, error.message, hint=error.hint, **error.details())
+
+
+@problem_of.register
+def _(error: NotAllowed) -> Problem:
+    return Problem(f"{error.role}-not-allowed", str(error), hint=NOT_ALLOWED_HINT)
+
+
+@problem_of.register
+def _(error: BadOption) -> Problem:
+    fault = {"pointer": pointer(("options", error.name) if error.name else ("options",)), "detail": str(error)}
+    return Problem("validation", str(error), hint=error.hint, errors=[fault])
+
+
+@problem_of.register
+def _(error: JobNotFound) -> Problem:
+    return Problem("not-found", f"there is no job {error}", hint="GET /v1/jobs lists the jobs.")
+
+
+@problem_of.register
+def _(error: WrongState) -> Problem:
+    return Problem(
+        "invalid-state",
+        str(error),
+        hint=f"This is for jobs that are {' or '.join(error.allowed)}.",
+        job_id=error.job.id,
+        state=error.job.state,
+        allowed=list(error.allowed),
+    )
+
+
+@problem_of.register
+def _(error: BusyDestination) -> Problem:
+    hint = "Wait for it, cancel it, or name another destination."
+    return Problem("destination-busy", str(error), hint=hint, job_id=error.job_id)
+
+
+@problem_of.register
+def _(_error: KeyReused) -> Problem:
+    return Problem(
+        "idempotency-key-reuse",
+        "this Idempotency-Key came with another request before",
+        hint="Use a new key for a new request; a key is kept for 24 hours.",
+    )
+
+
+@problem_of.register
+def _(_error: SQLAlchemyError) -> Problem:
+    return Problem("unavailable", "the job store does not answer", hint="Try again in a moment.")
+
+
+def pointer(path: tuple[int | str, ...]) -> str:
+    """A JSON Pointer (RFC 6901)."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+
+
+def _invalid(error: RequestValidationError) -> Problem:
+    """FastAPI's own list of faults in our form; the refused values are not repeated, since one may be a secret."""
+    faults = []
+    for fault in error.errors():
+        where, *path = fault["loc"]
+        if fault["type"] == "json_invalid":
+            return Problem("bad-request", "the body is not JSON", hint="Send a JSON object as application/json.")
+        place = {"pointer": pointer(tuple(path))} if where == "body" else {"parameter": ".".join(map(str, path))}
+        faults.append({"detail": fault["msg"], **place})
+    first = faults[0]
+    detail = f"{first.get('pointer') or first.get('parameter') or 'body'}: {first['detail']}"
+    hint = "See errors for each place, and /v1/docs for what is expected."
+    return Problem("validation", detail, hint=hint, errors=faults)
+
+
+def _of_status(error: HTTPException) -> Problem:
+    names = {status: name for name, (status, _) in PROBLEMS.items() if name in _GENERIC}
+    name = names.get(error.status_code, "bad-request" if error.status_code < 500 else "internal")
+    hints = {"not-found": "The paths are listed at /v1/docs.", "method-not-allowed": "See /v1/docs."}
+    return Problem(name, str(error.detail), hint=hints.get(name, ""))
+
+
+_GENERIC = {"bad-request", "not-found", "method-not-allowed", "payload-too-large", "unauthenticated"}
+
+
+_EXPECTED: tuple[type[Exception], ...] = (
+    Problem,
+    UnshardError,
+    NotAllowed,
+    BadOption,
+    JobNotFound,
+    WrongState,
+    BusyDestination,
+    KeyReused,
+    Exception,
+)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of an application with a problem."""
+
+    async def expected(_: Request, error: Exception) -> JSONResponse:
+        return answer(problem_of(error))
+
+    async def unavailable(_: Request, error: Exception) -> JSONResponse:
+        log.warning("the job store does not answer", exc_info=error)
+        return answer(problem_of(error), {"Retry-After": "2"})
+
+    async def invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
+        return answer(_invalid(error))
+
+    async def of_status(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
+        return answer(_of_status(error), error.headers)
+
+    for kind in _EXPECTED:
+        app.add_exception_handler(kind, expected)
+    app.add_exception_handler(SQLAlchemyError, unavailable)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, of_status)

@@ -1,0 +1,180 @@
+"""Leased work: who may carry a job out, and what they may still say about it.
+
+A claim gives the job a new fencing token. Every later change names that token, so that whoever lost the lease (a
+stalled process, a partitioned node) changes nothing and learns that it is out. Nothing here waits or works: a
+transaction marks, the work happens outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, select, update
+
+from service.db.database import Database
+from service.db.tables import LEASED_STATES, jobs
+from service.jobs.records import JsonObject, Lease, append_event, enter, job_of, now, spelled
+
+WORKING_STATES = ("planning", "running", "verifying")
+
+
+class LeaseLost(Exception):
+    """Somebody else has the job now, or nobody: whatever was still to be said of it comes too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRules:
+    """How long a lease holds without a heartbeat, and how often a job may lose it before that is a failure."""
+
+    length: timedelta = timedelta(seconds=30)
+    max_attempts: int = 3
+
+
+class Leases:
+    """The leases of one owner. Thread-safe; each method is one transaction."""
+
+    def __init__(self, database: Database, owner: str, rules: LeaseRules | None = None) -> None:
+        self._database = database
+        self._owner = owner
+        self._rules = rules or LeaseRules()
+
+    def claim(self) -> Lease | None:
+        """Take the queued job that comes first: by priority, then by age. None when none waits."""
+        moment = now()
+        first = (
+            select(jobs.c.id)
+            .where(jobs.c.state == "queued")
+            .order_by(jobs.c.priority.desc(), jobs.c.id)
+            .limit(1)
+            .with_for_update(skip_locked=True)  # SQLite has none and needs none: there is one writer
+        )
+        with self._database.write() as connection:
+            claimed = (
+                update(jobs)
+                .where(jobs.c.id == first.scalar_subquery(), jobs.c.state == "queued")
+                .values(
+                    state="planning",
+                    attempt=jobs.c.attempt + 1,
+                    fence=jobs.c.fence + 1,
+                    lease_owner=self._owner,
+                    lease_expires_at=moment + self._rules.length,
+                    heartbeat_at=moment,
+                    updated_at=moment,
+                    error=None,
+                )
+                .returning(jobs)
+            )
+            row = connection.execute(claimed).mappings().first()
+            if row is None:
+                return None
+            times = {**row["state_times"], "planning": spelled(moment)}
+            connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(state_times=times))
+            append_event(connection, row["id"], "job.planning", {"attempt": row["attempt"]})
+            return Lease(job_of(row), self._owner, row["fence"])
+
+    def heartbeat(self, lease: Lease) -> str:
+        """Extend the lease; the state that the job is in by now. ``LeaseLost`` when it isn't ours any more."""
+        moment = now()
+        with self._database.write() as connection:
+            state = connection.execute(
+                update(jobs)
+                .where(*_ours(lease))
+                .values(heartbeat_at=moment, lease_expires_at=moment + self._rules.length)
+                .returning(jobs.c.state)
+            ).scalar()
+        if state is None:
+            raise LeaseLost(lease.job.id)
+        return str(state)
+
+    def advance(self, lease: Lease, state: str, event: JsonObject, **columns: Any) -> None:
+        """Enter a working state; a job that is being cancelled stays so."""
+        with self._database.write() as connection:
+            entered = enter(connection, lease.job.id, state)
+            values = {**entered, **columns}
+            found = connection.execute(
+                update(jobs).where(*_ours(lease), jobs.c.state.in_(WORKING_STATES)).values(**values)
+            )
+            if found.rowcount:
+                append_event(connection, lease.job.id, f"job.{state}", event)
+            else:
+                _require(connection, lease)
+
+    def note(self, lease: Lease, kind: str, event: JsonObject, **columns: Any) -> None:
+        """Record something that happened, without a change of state."""
+        with self._database.write() as connection:
+            values = {"updated_at": now(), **columns}
+            if not connection.execute(update(jobs).where(*_ours(lease)).values(**values)).rowcount:
+                raise LeaseLost(lease.job.id)
+            append_event(connection, lease.job.id, kind, event)
+
+    def finish(self, lease: Lease, state: str, event: JsonObject, **columns: Any) -> None:
+        """End the job and give the lease back."""
+        with self._database.write() as connection:
+            values = {**enter(connection, lease.job.id, state), **columns, **_FREE}
+            if not connection.execute(update(jobs).where(*_ours(lease)).values(**values)).rowcount:
+                raise LeaseLost(lease.job.id)
+            append_event(connection, lease.job.id, f"job.{state}", event)
+
+    def give_back(self, lease: Lease, reason: str) -> None:
+        """Queue the job again without counting it as lost; one that is being cancelled is cancelled."""
+        with self._database.write() as connection:
+            row = connection.execute(select(jobs).where(*_ours(lease))).mappings().first()
+            if row is not None:
+                _requeue(connection, row, reason, losses=row["losses"])
+
+    def take_back_expired(self, *, everyone: bool = False) -> list[str]:
+        """Requeue jobs whose owner is gone: by expiry, or ``everyone``'s when no other process can be alive.
+
+        A job that lost its lease too often fails instead. Returns the ids of the jobs.
+        """
+        lost: list[ColumnElement[bool]] = [jobs.c.state.in_(LEASED_STATES)]
+        if not everyone:
+            lost.append(jobs.c.lease_expires_at < now())
+        with self._database.write() as connection:
+            rows = connection.execute(select(jobs).where(*lost).with_for_update(skip_locked=True)).mappings().all()
+            for row in rows:
+                self._take_back(connection, row)
+            return [row["id"] for row in rows]
+
+    def _take_back(self, connection: Connection, row: RowMapping) -> None:
+        losses = row["losses"] + 1
+        if losses < self._rules.max_attempts or row["state"] == "cancelling":
+            _requeue(connection, row, "its process was lost", losses=losses)
+            return
+        error = {
+            "kind": "internal",
+            "type": "lease-lost",
+            "message": f"the job was given up after {losses} attempts whose process was lost",
+            "hint": "Something about this job may end its process, such as too little memory: see the service's log, "
+            "then retry it.",
+        }
+        values = {**enter(connection, row["id"], "failed"), **_FREE, "losses": losses, "error": error}
+        connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
+        append_event(connection, row["id"], "job.failed", error)
+
+
+_FREE: JsonObject = {"lease_owner": None, "lease_expires_at": None, "heartbeat_at": None}
+
+
+def _ours(lease: Lease) -> tuple[ColumnElement[bool], ...]:
+    return (
+        jobs.c.id == lease.job.id,
+        jobs.c.lease_owner == lease.owner,
+        jobs.c.fence == lease.fence,
+        jobs.c.state.in_(LEASED_STATES),
+    )
+
+
+def _require(connection: Connection, lease: Lease) -> None:
+    if connection.execute(select(jobs.c.id).where(*_ours(lease))).first() is None:
+        raise LeaseLost(lease.job.id)
+
+
+def _requeue(connection: Connection, row: RowMapping, reason: str, losses: int) -> None:
+    state = "cancelled" if row["state"] == "cancelling" else "queued"
+    values = {**enter(connection, row["id"], state), **_FREE, "losses": losses}
+    connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
+    kind = "job.cancelled" if state == "cancelled" else "job.requeued"
+    append_event(connection, row["id"], kind, {"reason": reason, "attempt": row["attempt"]})

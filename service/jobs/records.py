@@ -1,0 +1,127 @@
+"""A job as the rest of the service sees it, and how it comes out of its row."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+
+from service.db import tables
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A conversion that somebody asks for; checked and with canonical addresses."""
+
+    source: str
+    destination: str
+    options: JsonObject
+    labels: dict[str, str]
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job and everything that is known of it."""
+
+    id: str
+    state: str
+    source: str
+    destination: str
+    options: JsonObject
+    labels: dict[str, str]
+    priority: int
+    created_at: datetime
+    updated_at: datetime
+    state_times: dict[str, str]
+    attempt: int
+    progress: JsonObject | None
+    plan: JsonObject | None
+    error: JsonObject | None
+    warnings: list[str]
+    result: JsonObject | None
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.state in tables.TERMINAL_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on a job: good as long as nobody else has claimed it since (``fence``)."""
+
+    job: Job
+    owner: str
+    fence: int
+
+    @property
+    def attempt_name(self) -> str:
+        """The name of this attempt at the destination."""
+        return f"{self.job.id}-{self.job.attempt}-{self.fence}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that happened to a job; ``seq`` counts from 1 within the job."""
+
+    job_id: str
+    seq: int
+    at: datetime
+    type: str
+    data: JsonObject
+
+
+_JOB_FIELDS = tuple(Job.__dataclass_fields__)
+
+
+def new_job_id() -> str:
+    """An id that sorts by the time of its making."""
+    return f"job_{time.time_ns() // 1000:014x}{secrets.token_hex(6)}"
+
+
+def now() -> datetime:
+    """The time, in UTC."""
+    return datetime.now(UTC)
+
+
+def spelled(moment: datetime) -> str:
+    """A time as it stands in JSON columns and answers."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def job_of(row: RowMapping) -> Job:
+    """The job in a row of ``jobs``."""
+    return Job(**{name: row[name] for name in _JOB_FIELDS})
+
+
+def event_of(row: RowMapping) -> JobEvent:
+    """The event in a row of ``events``."""
+    return JobEvent(**{name: row[name] for name in JobEvent.__dataclass_fields__})
+
+
+def append_event(connection: Connection, job_id: str, kind: str, data: JsonObject) -> None:
+    """Add an event to a job's sequence. Of progress only the newest is kept, so that a long job stays small."""
+    jobs, events = tables.jobs, tables.events
+    if kind == PROGRESS:
+        connection.execute(delete(events).where(events.c.job_id == job_id, events.c.type == PROGRESS))
+    seq = connection.execute(
+        update(jobs).where(jobs.c.id == job_id).values(last_seq=jobs.c.last_seq + 1).returning(jobs.c.last_seq)
+    ).scalar_one()
+    connection.execute(insert(events).values(job_id=job_id, seq=seq, at=now(), type=kind, data=data))
+
+
+PROGRESS = "job.progress"
+
+
+def enter(connection: Connection, job_id: str, state: str) -> JsonObject:
+    """The columns that put a job into a state, its time included; call inside the transaction that writes them."""
+    jobs = tables.jobs
+    times = connection.execute(select(jobs.c.state_times).where(jobs.c.id == job_id)).scalar_one()
+    moment = now()
+    return {"state": state, "state_times": {**times, state: spelled(moment)}, "updated_at": moment}

@@ -1,0 +1,51 @@
+"""From a request to a stored job: options, places, the key against doing it twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from service.jobs.addresses import Places
+from service.jobs.records import NewJob
+from service.jobs.store import RequestKey
+from workers.errors import InvalidOption
+from workers.options import ConvertOptions
+
+
+class BadOption(Exception):
+    """An option is wrong; ``name`` is None when only several together are."""
+
+    def __init__(self, name: str | None, error: InvalidOption) -> None:
+        super().__init__(error.message)
+        self.name = name
+        self.hint = error.hint
+
+
+def read_options(values: dict[str, Any]) -> ConvertOptions:
+    """The options, or a ``BadOption`` that names the culprit."""
+    for name, value in values.items():
+        try:
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+            ConvertOptions.from_dict({name: value})
+        except InvalidOption as error:
+            raise BadOption(name, error) from None
+        except ValueError:
+            raise BadOption(name, InvalidOption(f"option {name}: the value cannot be stored")) from None
+    try:
+        return ConvertOptions.from_dict(values)
+    except InvalidOption as error:
+        raise BadOption(None, error) from None
+
+
+def checked(asked: NewJob, places: Places) -> tuple[NewJob, ConvertOptions]:
+    """The job with canonical addresses and its options, all of it allowed."""
+    options = read_options(asked.options)
+    source, destination = places.check(asked.source, asked.destination, options)
+    return NewJob(source, destination, asked.options, asked.labels, asked.priority), options
+
+
+def request_key(key: str, asked: NewJob) -> RequestKey:
+    """The key of a request, with the digest by which another request with the same key is told."""
+    parts = [asked.source, asked.destination, asked.options, asked.labels, asked.priority]
+    return RequestKey(key, hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest())

@@ -1,0 +1,84 @@
+"""Runs the service: one process, one port."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import uvicorn
+
+from service import logs
+from service.app import create_app
+from service.db.database import Database
+from service.settings import Settings
+from workers.errors import StorageError
+
+GRACE_S = 3
+"""How long answers under way, streams above all, may take after a stop signal."""
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens as soon as it does."""
+
+    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+        super().__init__(config)
+        self._greeting = greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            sys.stdout.write(self._greeting)
+            sys.stdout.flush()
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then give running jobs back for the next start.
+
+    Raises an ``UnshardError`` when it may not or cannot listen, or the database can't be used.
+    """
+    settings.check_may_listen()
+    logs.configure()
+    listener = _listen(settings.host, settings.port)
+    database = Database(settings.effective_database_url)
+    try:
+        # Before uvicorn, which would tell the user of these in a traceback.
+        database.own()
+        database.migrate()
+    finally:
+        database.close()
+    app = create_app(settings)
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S)
+    try:
+        _Server(config, _greeting(settings, listener, database.shown)).run([listener])
+    finally:
+        listener.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    name = host.strip("[]")
+    try:
+        family = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((name, port))
+    except OSError as error:
+        raise StorageError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="Another program may use the port: choose one with --port, or 0 for any.",
+        ) from None
+    return listener
+
+
+def _greeting(settings: Settings, listener: socket.socket, database: str) -> str:
+    address, port = listener.getsockname()[:2]
+    url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+    token = "asked for" if settings.admin_token else "none; only this machine can connect"
+    lines = [
+        f"unshard listens on {url}",
+        f"  dashboard  {url}/",
+        f"  API docs   {url}/v1/docs",
+        f"  database   {database}",
+        f"  Ray        {settings.ray_address or 'a cluster of its own on this machine'} (starting)",
+        f"  token      {token}",
+    ]
+    return "\n".join(lines) + "\n"
