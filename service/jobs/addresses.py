@@ -55,8 +55,9 @@ class Places:
 
     def check_source(self, source: str, options: ConvertOptions) -> str:
         """The canonical source of what only reads."""
-        if options.config_dir is not None:
-            self.sources.check(options.config_dir)
+        for place in (options.config_dir, options.base, options.mapping):
+            if place is not None:
+                self.sources.check(place)
         return self.sources.check(source)
 
 

@@ -15,6 +15,7 @@ from workers.events import Observer
 from workers.options import ConvertOptions
 
 RETRY_S = 15.0
+CLOSE_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -103,8 +104,8 @@ class RayConversions:
 
     def close(self) -> None:
         self._closed.set()
-        if self._state[0] == "ok":
-            self._engine.close()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_TIMEOUT_S)
 
     def _connect(self) -> None:
         # Late: ray takes seconds to import, and the API should answer meanwhile.
@@ -125,6 +126,9 @@ class RayConversions:
             else:
                 self._engine, self._state = engine, ("ok", settings.ray_address or "embedded")
                 log.info("Ray is ready")
+                # Linux kills an embedded cluster with the thread that started it, so this one stays to the end.
+                self._closed.wait()
+                engine.close()
                 return
             self._closed.wait(RETRY_S)
 

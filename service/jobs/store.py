@@ -127,7 +127,8 @@ class JobStore:
     def cancel(self, job_id: str) -> Job:
         """Ask for a job's end: at once when it waits, else as soon as who works on it has noticed."""
         with self._database.write() as connection:
-            job = _get(connection, job_id)
+            # Locked where the database can: else a job that enters its next state meanwhile would not be cancelled.
+            job = _get(connection, job_id, lock=True)
             if job.is_terminal or job.state == "cancelling":
                 return job
             state = "cancelled" if job.state == "queued" else "cancelling"
@@ -154,7 +155,7 @@ class JobStore:
         """Jobs by state."""
         query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
         with self._database.read() as connection:
-            return dict(connection.execute(query).tuples().all())
+            return {row[0]: row[1] for row in connection.execute(query)}
 
     def oldest_queued(self) -> datetime | None:
         """When the job that waits longest was made."""
@@ -165,8 +166,9 @@ class JobStore:
             return moment
 
 
-def _get(connection: Connection, job_id: str) -> Job:
-    row = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
+def _get(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
+    query = select(jobs).where(jobs.c.id == job_id)
+    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None:
         raise JobNotFound(job_id)
     return job_of(row)
