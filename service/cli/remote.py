@@ -1,0 +1,142 @@
+"""``unshard submit`` and ``unshard jobs``: a running service through its client."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service.cli.output import count, duration, emit_json, say, say_fields, say_table, size
+from service.cli.problems import lines
+from service.cli.progress import Bar
+from service.client import Client
+from workers.errors import UnshardError
+from workers.options import ConvertOptions
+
+NOT_DONE = 1
+EXIT_STATUSES = {"destination": 3, "resource": 3, "timeout": 3, "internal": 70}
+"""Of a command that waited for a job, by the kind of the job's error."""
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A service and the right to use it."""
+
+    server: str
+    token: str | None = None
+
+    def client(self) -> Client:
+        """A client that the caller closes."""
+        return Client(self.server, token=self.token)
+
+
+def run_submit(
+    endpoint: Endpoint, ends: tuple[str, str], options: ConvertOptions, *, wait: bool, as_json: bool
+) -> int:
+    """Hand in a job from the first to the second of ``ends``; with ``wait``, the status is the job's."""
+    with endpoint.client() as client:
+        job = client.submit(absolute(ends[0]), absolute(ends[1]), options.to_dict())
+        if not wait:
+            _say_submitted(job, as_json=as_json)
+            return 0
+        try:
+            job = follow(client, job["id"], visible=sys.stderr.isatty() and not as_json)
+        except KeyboardInterrupt:
+            say(f"job {job['id']} goes on; unshard jobs {job['id']} --cancel stops it", to=sys.stderr)
+            return INTERRUPTED
+    if as_json:
+        emit_json(job)
+        return 0 if job["state"] == "succeeded" else JobFailed(job).exit_status
+    if job["state"] != "succeeded":
+        raise JobFailed(job)
+    _say_job(job)
+    return 0
+
+
+def run_jobs(endpoint: Endpoint, job: str | None, *, cancel: bool, as_json: bool) -> int:
+    """Print the latest jobs, or one; ``cancel`` stops it first."""
+    with endpoint.client() as client:
+        if job is None:
+            found: Any = client.jobs()
+        else:
+            found = client.cancel(job) if cancel else client.job(job)
+    if as_json:
+        emit_json(found)
+    elif job is None:
+        _say_jobs(found)
+    else:
+        _say_job(found)
+    return 0
+
+
+def absolute(place: str) -> str:
+    """A path as the service must be told it: it counts from another folder than this process."""
+    return place if "://" in place else str(Path(place).absolute())
+
+
+def follow(client: Client, job_id: str, *, visible: bool) -> dict[str, Any]:
+    """Watch a job to its end, with a bar where it can be seen; the job as it ended."""
+    if not visible:
+        return client.wait(job_id)
+    bar = Bar()
+
+    def draw(job: dict[str, Any]) -> None:
+        bar.describe(job["state"])
+        if progress := job.get("progress"):
+            bar.update(progress["bytes_done"], progress["bytes_total"])
+
+    try:
+        return client.wait(job_id, seen=draw)
+    finally:
+        bar.close()
+
+
+class JobFailed(UnshardError):
+    """A job that did not succeed, told and counted as if it had failed in this process."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        told = job.get("error") or {}
+        parts = {name: told[name] for name in ("file", "tensor", "expected", "found") if told.get(name)}
+        message = told.get("message") or f"job {job['id']} is {job['state']}"
+        super().__init__(message, hint=told.get("hint") or "", **parts)
+        self.code = told.get("type") or job["state"]
+        self.exit_status = EXIT_STATUSES.get(told.get("kind", "input"), NOT_DONE)
+
+
+def _say_submitted(job: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        emit_json(job)
+        return
+    say(f"job {job['id']} is {job['state']}")
+    say(f"unshard jobs {job['id']} shows how it goes")
+
+
+def _say_jobs(jobs: list[dict[str, Any]]) -> None:
+    rows = [(job["id"], job["state"], _share(job), job["source"], job["destination"]) for job in jobs]
+    say_table(("job", "state", "done", "source", "destination"), rows, right=frozenset({2}))
+
+
+def _share(job: dict[str, Any]) -> str:
+    progress = job.get("progress") or {}
+    total = progress.get("bytes_total")
+    return f"{progress['bytes_done'] / total:.0%}" if total else ""
+
+
+def _say_job(job: dict[str, Any]) -> None:
+    progress = job.get("progress") or {}
+    fields = [("source", job["source"]), ("destination", job["destination"])]
+    if progress.get("bytes_total"):
+        fields.append(("done", f"{size(progress['bytes_done'])} of {size(progress['bytes_total'])}"))
+    if job.get("attempt", 1) > 1:
+        fields.append(("attempt", str(job["attempt"])))
+    if result := job.get("result"):
+        fields.append(("model", f"{count(len(result['files']), 'file')}, {size(result['bytes'])}"))
+        fields.append(("time", duration(result["seconds"])))
+    fields += [("warning", warning) for warning in job.get("warnings", [])]
+    say(f"job {job['id']} is {job['state']}")
+    say_fields(fields)
+    if job.get("error"):
+        for line in lines(JobFailed(job)):
+            say(f"  {line}")

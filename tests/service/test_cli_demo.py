@@ -1,0 +1,129 @@
+"""The demo, for real, and the commands that talk to a running service."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+
+from service.demo import CHECKPOINT, EXPECTED
+from service.demo.process import ServiceProcess
+from service.demo.proof import compare
+from tests.service.command import CASES, QWEN, finish, start, unshard
+from workers.convert import convert
+from workers.errors import InsufficientResources, VerificationFailed
+from workers.storage import FolderAddress
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """A service as ``unshard demo`` starts it."""
+    with ServiceProcess.start(tmp_path_factory.mktemp("service")) as running:
+        running.wait_until_ready()
+        yield running
+
+
+def test_the_shipped_checkpoint_is_a_real_one():
+    for path in CHECKPOINT.rglob("*.*"):
+        assert path.read_bytes() == (QWEN / path.relative_to(CHECKPOINT)).read_bytes()
+    case = json.loads((QWEN.parent / "expected.json").read_text())
+    assert json.loads(EXPECTED.read_text())["tensors"] == case["tensors"]
+
+
+def test_the_proof_counts_what_it_read_and_names_a_difference(tmp_path):
+    convert(str(CHECKPOINT), str(tmp_path / "model"))
+    model = FolderAddress(str(tmp_path / "model"))
+    assert compare(model, EXPECTED) == (51, 200928)
+    with (tmp_path / "model" / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x00")
+    with pytest.raises(VerificationFailed, match="is not what it should be"):
+        compare(model, EXPECTED)
+
+
+def test_a_service_that_cannot_start_shows_the_end_of_its_log(tmp_path):
+    data = tmp_path / "data"
+    (data / "unshard.db").mkdir(parents=True)  # where its database should be
+    with ServiceProcess.start(data) as failing, pytest.raises(InsufficientResources, match=r"serve\.log"):
+        failing.wait_until_ready()
+
+
+def run_demo(folder):
+    """The demo's end, and those processes of the session it started that outlived it."""
+    done = finish(start("demo", cwd=folder))
+    return done, [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if str(folder) in str(p.info["cmdline"])]
+
+
+def test_the_demo_proves_its_result_and_leaves_nothing_running_even_the_second_time(tmp_path):
+    for _ in range(2):
+        done, left = run_demo(tmp_path)
+        assert done.status == 0, done.err
+        assert done.err == ""
+        assert "51 tensors" in done.out
+        assert f"The model is in {tmp_path / '.demo' / 'models' / 'qwen3-moe-'}" in done.out
+        assert "unshard serve --data-dir .demo" in done.out
+        assert left == []
+
+
+def test_an_interrupted_demo_stops_what_it_started(tmp_path):
+    process = start("demo", cwd=tmp_path)
+    assert process.stdout is not None
+    assert "unshard demo" in process.stdout.readline()
+    family = []
+    while not family:
+        family = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.status == 130
+    assert "Traceback" not in done.err
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def test_a_submitted_job_is_followed_to_its_end(service, tmp_path, capsys):
+    done = unshard(capsys, "submit", QWEN, tmp_path / "model", "--wait", "--server", service.url)
+    assert (done.status, done.err) == (0, "")
+    assert "is succeeded" in done.out
+    assert compare(FolderAddress(str(tmp_path / "model")), EXPECTED)[0] == 51
+
+
+def test_jobs_are_listed_shown_and_printed_as_json(service, tmp_path, capsys):
+    submitted = unshard(capsys, "submit", QWEN, tmp_path / "model", "--wait", "--json", "--server", service.url)
+    job = json.loads(submitted.out)
+    listed = unshard(capsys, "jobs", "--server", service.url)
+    shown = unshard(capsys, "jobs", job["id"], "--server", service.url)
+    assert job["id"] in listed.out
+    assert f"job {job['id']} is succeeded" in shown.out
+    assert job["id"] in {j["id"] for j in json.loads(unshard(capsys, "jobs", "--json", "--server", service.url).out)}
+
+
+def test_a_failed_job_tells_why_as_a_conversion_would(service, tmp_path, capsys):
+    broken = CASES / "error-missing-rank-file" / "input"
+    done = unshard(capsys, "submit", broken, tmp_path / "model", "--wait", "--server", service.url)
+    assert done.status == 1
+    assert done.err.startswith("error: ")
+    assert "model_world_size_3_rank_1.pt" in done.err
+
+
+def test_a_job_that_nobody_knows_is_a_plain_error(service, capsys):
+    done = unshard(capsys, "jobs", "job_nonsense", "--server", service.url)
+    assert done.status == 1
+    assert done.err.startswith("error: ")
+    assert "internal" not in done.err
+
+
+def test_a_service_that_is_not_there_is_a_plain_error(capsys):
+    done = unshard(capsys, "jobs", "--server", "http://127.0.0.1:9")
+    assert done.status == 3
+    assert done.err.startswith("error: ")
+    assert "hint: " in done.err
+
+
+def test_a_wrong_setting_is_named_without_its_value(monkeypatch, capsys):
+    monkeypatch.setenv("UNSHARD_LEASE_S", "secret")
+    done = unshard(capsys, "serve")
+    assert done.status == 1
+    assert "UNSHARD_LEASE_S" in done.err
+    assert "secret" not in done.err
