@@ -13,10 +13,18 @@ from workers.expressions import Cast, Expression, Source
 from workers.families import lora_config
 from workers.families.adapters import PeftParts, adapter_entries, is_peft, take_apart
 from workers.families.checks import check_config
-from workers.families.config_file import CONFIG, edited_config, transformers_version
+from workers.families.config_file import CONFIG, edited_config
 from workers.families.lora_merge import merge
 from workers.families.operations import Facts
-from workers.families.registry import ANY_MODEL, KEEP, NAMES_KEPT, find_tables, model_types, text_config
+from workers.families.registry import (
+    ANY_MODEL,
+    KEEP,
+    NAMES_KEPT,
+    find_tables,
+    model_types,
+    text_config,
+    transformers_version,
+)
 from workers.families.rules import Entry, Table, apply_rules
 from workers.families.ties import Tying, tie
 from workers.mapping import Dropped, Mapping, Probe, Target

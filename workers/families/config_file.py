@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
 from workers.dtypes import ELEMENT_TYPES
 from workers.expressions import Expression
-from workers.families.operations import Version
-from workers.families.registry import text_config
+from workers.families.registry import text_config, transformers_version
 from workers.families.ties import FLAG
 
 CONFIG = "config.json"
@@ -44,12 +42,6 @@ def main_dtype(expressions: Iterable[Expression]) -> str | None:
         if ELEMENT_TYPES[expression.dtype].floating:
             counts[expression.dtype] = counts.get(expression.dtype, 0) + prod(expression.shape)
     return ELEMENT_TYPES[max(counts, key=lambda dtype: counts[dtype])].torch_name if counts else None
-
-
-def transformers_version(config: Mapping[str, Any]) -> Version:
-    """Major and minor version of transformers that wrote a config; (0, 0) when it does not say."""
-    match = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version", "")))
-    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _set_dtype(config: dict[str, Any], dtype: str) -> None:

@@ -72,6 +72,25 @@ TABLES = (
         (*_QWEN2_MOE, rename(f"{{module}}.mlp.gate.{_BIAS}", f"{{module}}.mlp.{_BIAS}", FUSED_SINCE)),
     ),
     Table(
+        "laguna",
+        ("laguna",),
+        (
+            *_QWEN2_MOE,
+            rename(f"{{module}}.mlp.gate.{_BIAS}", f"{{module}}.mlp.experts.{_BIAS}", FUSED_SINCE),
+            rename("{module}.mlp.shared_experts.{rest}", "{module}.mlp.shared_expert.{rest}", FUSED_SINCE),
+        ),
+    ),
+    Table(
+        "hy_v3",
+        ("hy_v3",),
+        (
+            *_QWEN2_MOE,
+            rename("{module}.mlp.gate.weight", "{module}.mlp.router.gate.weight", FUSED_SINCE),
+            rename(f"{{module}}.mlp.{_BIAS}", "{module}.mlp.expert_bias", FUSED_SINCE),
+            rename("{module}.mlp.shared_experts.{rest}", "{module}.mlp.shared_mlp.{rest}", FUSED_SINCE),
+        ),
+    ),
+    Table(
         "mixtral",
         ("mixtral", "minimax", "minimax_m2"),
         (

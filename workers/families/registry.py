@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import workers.families
 from workers.errors import InvalidOption
+from workers.families.operations import Version
 from workers.families.rules import Table
 
 ANY_MODEL = "*"
@@ -64,6 +66,12 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     while inner := next((part[key] for key in _PARTS if isinstance(part.get(key), dict)), None):
         part = inner
     return part
+
+
+def transformers_version(config: Mapping[str, Any]) -> Version:
+    """Major and minor version of transformers that wrote a config; (0, 0) when it does not say."""
+    match = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version", "")))
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _named(family: str, tables: list[Table]) -> Table:

@@ -11,7 +11,7 @@ from typing import Any
 
 from workers.errors import GeometryMismatch
 from workers.expressions import Expression, Source
-from workers.families.registry import model_types, text_config
+from workers.families.registry import text_config, transformers_version
 from workers.families.rules import Entry
 from workers.mapping import Dropped, Probe
 
@@ -28,23 +28,6 @@ _EMBEDDINGS = (
     "transformer.wte.weight",
     "gpt_neox.embed_in.weight",
 )
-_TIED_UNLESS_TOLD = frozenset(
-    (
-        "cohere",
-        "cohere2",
-        "cohere2_moe",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "gemma3n",
-        "gemma3n_text",
-        "gpt2",
-        "opt",
-        "paligemma",
-    )
-)
-"""Model types whose config class ties by default, so that transformers 4 leaves the flag out of config.json."""
 
 
 @dataclass(slots=True)
@@ -117,11 +100,14 @@ def _is_generative(architecture: Any) -> bool:
 
 
 def _says_tied(config: Mapping[str, Any]) -> bool:
-    """What the config says: at the top, else in its language model, else by the model's default."""
+    """What the config says: at the top, else in its language model, else by leaving it out.
+
+    transformers 4 writes only what differs from its defaults, so that a missing flag means tied there.
+    """
     for part in (config, text_config(config)):
         if isinstance(part.get(FLAG), bool):
             return bool(part[FLAG])
-    return any(model_type in _TIED_UNLESS_TOLD for model_type in model_types(config))
+    return transformers_version(config)[0] == 4
 
 
 def _equal(head: Expression, embedding: Expression, probe: Probe) -> bool:
