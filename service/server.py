@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
+from collections.abc import Callable
 
 import uvicorn
 
@@ -13,6 +15,7 @@ from service.db.database import Database
 from service.settings import Settings
 from workers.errors import StorageError
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_S = 3
 """How long answers under way, streams above all, may take after a stop signal."""
 
@@ -20,15 +23,25 @@ GRACE_S = 3
 class _Server(uvicorn.Server):
     """Says where it listens as soon as it does."""
 
-    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+    def __init__(self, config: uvicorn.Config, greeting: str, ray_is_up: Callable[[], bool]) -> None:
         super().__init__(config)
         self._greeting = greeting
+        self._ray_is_up = ray_is_up
+        self._signals_are_ours = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             sys.stdout.write(self._greeting)
             sys.stdout.flush()
+
+    async def on_tick(self, counter: int) -> bool:
+        if not self._signals_are_ours and self._ray_is_up():
+            # Ray puts a handler below Python's that prints a stack at each stop; setting Python's again removes it.
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.getsignal(number))
+            self._signals_are_ours = True
+        return await super().on_tick(counter)
 
 
 def serve(settings: Settings) -> None:
@@ -48,8 +61,13 @@ def serve(settings: Settings) -> None:
         database.close()
     app = create_app(settings)
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S)
+    conversions = app.state.context.conversions
+    greeting = _greeting(settings, listener, database.shown)
+    for number in STOP_SIGNALS:
+        # After an orderly end uvicorn raises the signal again; there is nothing left for it to do then.
+        signal.signal(number, lambda *_: None)
     try:
-        _Server(config, _greeting(settings, listener, database.shown)).run([listener])
+        _Server(config, greeting, lambda: conversions.state()[0] == "ok").run([listener])
     finally:
         listener.close()
 
@@ -58,15 +76,12 @@ def _listen(host: str, port: int) -> socket.socket:
     name = host.strip("[]")
     try:
         family = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((name, port))
+        return socket.create_server((name, port), family=family)
     except OSError as error:
         raise StorageError(
             f"cannot listen on {host}:{port}: {error.strerror or error}",
             hint="Another program may use the port: choose one with --port, or 0 for any.",
         ) from None
-    return listener
 
 
 def _greeting(settings: Settings, listener: socket.socket, database: str) -> str:

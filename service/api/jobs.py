@@ -123,7 +123,7 @@ def _encoded(job_id: str) -> str:
 
 def _decoded(cursor: str) -> str:
     try:
-        return base64.urlsafe_b64decode(cursor.encode()).decode()
+        return base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         fault = {"parameter": "cursor", "detail": "not a cursor"}
         hint = "Use next_cursor of the page before as it is."

@@ -1,43 +1,190 @@
-"""The service as a user starts it, on a Ray cluster of its own: nothing is faked."""
+"""The whole way: REST in, Ray actors at work, a model out; and a service that is killed in the middle."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from service.client import Client
-from service.demo import CHECKPOINT, EXPECTED
-from service.demo.process import ServiceProcess
-from service.demo.proof import compare
-from workers.storage import FolderAddress
+from tests.service.conftest import eventually
+
+CASES = Path(__file__).parent.parent / "cases" / "verl-fsdp"
+START_S = 120.0
+TENSORS = 48
+
+
+class Process:
+    """``unshard serve`` in a process of its own."""
+
+    def __init__(self, data: Path) -> None:
+        self.log = data / "serve.log"
+        data.mkdir(exist_ok=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--data-dir", str(data)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "UNSHARD_MERGERS": "1", "UNSHARD_MERGER_CPUS": "0.5"},
+                start_new_session=True,
+            )
+        self.url = self.process.stdout.readline().split()[-1]
+        self.client = Client(self.url)
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+        self._closed()
+
+    def stop(self) -> int:
+        self.process.terminate()
+        status = self.process.wait(30)
+        self._closed()
+        return status
+
+    def end(self) -> None:
+        """Whatever state it is in."""
+        if self.process.poll() is None:
+            self.kill()
+
+    def _closed(self) -> None:
+        self.client.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_cluster() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("RAY_ADDRESS", raising=False)
+        yield
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    with ServiceProcess.start(tmp_path_factory.mktemp("service")) as service:
-        service.wait_until_ready()
-        yield service
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A service that the tests of this module share, the last of which ends it."""
+    process = Process(tmp_path_factory.mktemp("serving"))
+    yield process
+    process.end()
 
 
-def test_jobs_become_models_one_after_the_other(running, tmp_path):
-    with Client(running.url) as client:
-        for name in ("first", "second"):
-            job = client.wait(client.submit(str(CHECKPOINT), str(tmp_path / name))["id"], timeout_s=60)
-            assert job["state"] == "succeeded", job["error"]
-            tensors, _ = compare(FolderAddress(str(tmp_path / name)), EXPECTED)
-            assert tensors == job["progress"]["tensors_done"]
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[[], Process]]:
+    processes = []
+
+    def start() -> Process:
+        processes.append(Process(tmp_path / "data"))
+        return processes[-1]
+
+    yield start
+    for each in processes:
+        each.end()
 
 
-def test_a_missing_checkpoint_is_a_failed_job_and_the_service_goes_on(running, tmp_path):
-    with Client(running.url) as client:
-        job = client.wait(client.submit(str(tmp_path / "none"), str(tmp_path / "model"))["id"], timeout_s=60)
-        assert job["state"] == "failed"
-        assert job["error"]["hint"]
-        assert client.ready()
+def many_tensors(folder: Path) -> Path:
+    """A model of 48 tensors of 4 MiB."""
+    folder.mkdir()
+    values = np.arange(2**20, dtype=np.float32).reshape(1024, 1024)
+    save_file({f"layer.{n}.weight": values + n for n in range(TENSORS)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "anything"}))
+    return folder
 
 
-def test_a_stop_signal_ends_the_service_and_its_cluster_in_order(running):
-    running.process.send_signal(signal.SIGTERM)
-    status = running.process.wait(30)
-    assert status in {0, -signal.SIGTERM}, running.log.read_text()
+def digests(model: Path) -> dict[str, dict]:
+    found = {}
+    for path in model.glob("*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                values = np.ascontiguousarray(file.get_tensor(name))
+                digest = hashlib.sha256(values.tobytes()).hexdigest()
+                found[name] = {"shape": list(values.shape), "sha256": digest}
+    return found
+
+
+def expected(case: str) -> dict[str, dict]:
+    tensors = json.loads((CASES / case / "expected.json").read_text())["tensors"]
+    return {name: {key: facts[key] for key in ("shape", "sha256")} for name, facts in tensors.items()}
+
+
+def test_a_checkpoint_becomes_the_expected_model_by_rest_and_ray(serving, tmp_path):
+    case = "llama-gqa-fsdp2-ws2"
+    # The API answers long before the cluster is there; the job waits for it.
+    job = serving.client.submit(str(CASES / case / "input"), str(tmp_path / "model"))
+    done = serving.client.wait(job["id"], timeout_s=START_S)
+    assert done["state"] == "succeeded", done["error"]
+    assert serving.client.ready()
+    assert digests(tmp_path / "model") == expected(case)
+    workers = serving.client.workers()
+    assert workers["state"] == "ok"
+    assert {worker["kind"] for worker in workers["items"]} == {"merger", "collector"}
+
+
+def test_a_broken_checkpoint_fails_with_what_is_missing_and_leaves_nothing(serving, tmp_path):
+    broken = str(CASES / "error-missing-rank-file" / "input")
+    job = serving.client.submit(broken, str(tmp_path / "model"))
+    failed = serving.client.wait(job["id"], timeout_s=START_S)
+    assert (failed["error"]["kind"], failed["error"]["type"]) == ("input", "incomplete-checkpoint")
+    assert failed["error"]["hint"]
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_conversion_on_ray_is_cancelled_within_a_second_and_a_retry_keeps_what_was_finished(serving, tmp_path):
+    options = {"max_shard_size": "5MB", "family": "none"}
+    job = serving.client.submit(str(many_tensors(tmp_path / "source")), str(tmp_path / "model"), options)
+    eventually(lambda: completed(serving, job) >= 1, "a shard is done", within_s=START_S)
+    serving.client.cancel(job["id"])
+    eventually(lambda: serving.client.job(job["id"])["state"] == "cancelled", "cancelled", within_s=2)
+    assert not (tmp_path / "model").exists()
+    serving.client.retry(job["id"])
+    done = serving.client.wait(job["id"], timeout_s=START_S)
+    assert done["state"] == "succeeded", done["error"]
+    assert len(kept_files(serving, job)[1]) >= 1
+    assert digests(tmp_path / "model") == digests(tmp_path / "source")
+
+
+def test_a_stop_signal_is_an_orderly_end(serving):
+    assert serving.stop() == 0
+    log = serving.log.read_text()
+    assert "Traceback" not in log
+    assert "SIGTERM" not in log
+
+
+def completed(service: Process, job: dict) -> int:
+    return [event["type"] for event in service.client.events(job["id"])].count("shard.completed")
+
+
+def kept_files(service: Process, job: dict) -> list[list[str]]:
+    """Of each attempt, the files that it did not make again."""
+    events = service.client.events(job["id"])
+    return [event["data"]["kept_files"] for event in events if event["type"] == "job.running"]
+
+
+def test_a_service_that_is_killed_in_the_middle_of_a_job_finishes_it_after_its_restart(started, tmp_path):
+    source = many_tensors(tmp_path / "source")
+    service = started()
+    options = {"max_shard_size": "5MB", "family": "none"}
+    job = service.client.submit(str(source), str(tmp_path / "model"), options)
+
+    eventually(lambda: completed(service, job) >= 2, "two shards are done", within_s=START_S)
+    service.kill()
+    assert not (tmp_path / "model").exists()
+
+    again = started()
+    done = again.client.wait(job["id"], timeout_s=START_S)
+    assert done["state"] == "succeeded", done["error"]
+    assert done["attempt"] == 2
+    kept = kept_files(again, job)
+    assert len(kept[0]) == 0
+    assert len(kept[1]) >= 2
+    assert digests(tmp_path / "model") == digests(source)
+    assert again.stop() == 0

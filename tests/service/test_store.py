@@ -1,0 +1,168 @@
+"""The store alone: schema, leases, and several processes at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from service.db.database import Database, newest_revision
+from service.db.tables import metadata
+from service.jobs.leases import LeaseLost, LeaseRules, Leases
+from service.jobs.records import NewJob
+from service.jobs.store import BusyDestination, JobFilter, JobStore
+from workers.errors import InvalidOption, StorageError
+
+EXPIRED = LeaseRules(timedelta(seconds=-1), max_attempts=2)
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/jobs.db"
+
+
+@pytest.fixture
+def database(url):
+    made = Database(url)
+    made.migrate()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(database):
+    return JobStore(database)
+
+
+def new(destination="/out", **fields):
+    return NewJob("/in", destination, {}, fields.pop("labels", {}), **fields)
+
+
+def test_migrations_make_exactly_the_tables(database):
+    database.migrate()
+    assert database.revision() == newest_revision()
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_an_sqlite_file_has_one_service_at_a_time(database, url):
+    assert database.own()
+    second = Database(url)
+    with pytest.raises(StorageError, match="another service uses the database"):
+        second.own()
+    database.close()
+    assert second.own()
+    second.close()
+
+
+def test_a_database_in_memory_and_an_unknown_url_are_refused():
+    with pytest.raises(InvalidOption, match="survive a restart"):
+        Database("sqlite://")
+    with pytest.raises(InvalidOption, match="not a database URL") as caught:
+        Database("canary:secret")
+    assert "secret" not in caught.value.message
+
+
+def test_a_database_that_cannot_be_opened_is_named(tmp_path):
+    (tmp_path / "jobs.db").write_text("this is no database, but long enough to have a header " * 20)
+    with pytest.raises(StorageError, match=r"jobs\.db cannot be used: file is not a database"):
+        Database(f"sqlite:///{tmp_path}/jobs.db").migrate()
+
+
+def claim_all(url, owner, found):
+    leases = Leases(Database(url), owner)
+    while (lease := leases.claim()) is not None:
+        found.put((owner, lease.job.id))
+    found.put((owner, None))
+
+
+def test_processes_that_claim_at_once_never_get_the_same_job(store, url):
+    wanted = {store.create(new(f"/out/{number}"))[0].id for number in range(60)}
+    context = multiprocessing.get_context("spawn")
+    found = context.Queue()
+    workers = [context.Process(target=claim_all, args=(url, f"w{n}", found)) for n in range(2)]
+    for worker in workers:
+        worker.start()
+    claimed = Counter()
+    ended = 0
+    while ended < len(workers):
+        _, job_id = found.get(timeout=60)
+        ended += job_id is None
+        claimed.update([job_id] if job_id else [])
+    for worker in workers:
+        worker.join(30)
+    assert set(claimed) == wanted
+    assert set(claimed.values()) == {1}
+
+
+def test_whoever_lost_a_lease_changes_nothing_any_more(store, database):
+    job, _ = store.create(new())
+    first = Leases(database, "a", EXPIRED)
+    stale = first.claim()
+    assert first.take_back_expired() == [job.id]
+    fresh = Leases(database, "a", EXPIRED).claim()
+    assert fresh.fence > stale.fence
+    for change in (
+        lambda: first.heartbeat(stale),
+        lambda: first.advance(stale, "running", {}),
+        lambda: first.note(stale, "job.warned", {}),
+        lambda: first.finish(stale, "succeeded", {}),
+    ):
+        with pytest.raises(LeaseLost):
+            change()
+    first.give_back(stale, "too late")
+    assert store.get(job.id).state == "planning"
+
+
+def test_a_job_that_loses_its_lease_too_often_fails(store, database):
+    job, _ = store.create(new())
+    leases = Leases(database, "a", EXPIRED)
+    for _ in range(EXPIRED.max_attempts):
+        assert leases.claim() is not None
+        leases.take_back_expired()
+    failed = store.get(job.id)
+    assert (failed.state, failed.attempt) == ("failed", 2)
+    assert (failed.error["kind"], failed.error["type"]) == ("internal", "lease-lost")
+
+
+def test_a_job_that_is_being_cancelled_stays_so_until_its_end(store, database):
+    job, _ = store.create(new())
+    leases = Leases(database, "a")
+    lease = leases.claim()
+    store.cancel(job.id)
+    leases.advance(lease, "running", {})
+    assert leases.heartbeat(lease) == "cancelling"
+    leases.give_back(lease, "stopped")
+    assert store.get(job.id).state == "cancelled"
+
+
+def test_only_the_newest_progress_is_kept(store, database):
+    job, _ = store.create(new())
+    leases = Leases(database, "a")
+    lease = leases.claim()
+    for done in range(5):
+        leases.note(lease, "job.progress", {"bytes_done": done}, progress={"bytes_done": done})
+    _, events = store.events(job.id, 0, 100)
+    assert [event.data for event in events if event.type == "job.progress"] == [{"bytes_done": 4}]
+    assert events[-1].seq == 7
+
+
+def test_a_busy_destination_is_free_again_after_the_end(store):
+    job, _ = store.create(new())
+    with pytest.raises(BusyDestination):
+        store.create(new())
+    store.cancel(job.id)
+    store.create(new())
+
+
+def test_jobs_are_filtered_by_labels_and_time(store):
+    first, _ = store.create(new("/a", labels={"run": "1", "team.x/y": "b"}))
+    second, _ = store.create(new("/b", labels={"run": "2"}))
+    assert [job.id for job in store.page(JobFilter(labels={"run": "2"}), 10)] == [second.id]
+    assert [job.id for job in store.page(JobFilter(labels={"team.x/y": "b", "run": "1"}), 10)] == [first.id]
+    assert [job.id for job in store.page(JobFilter(created_after=first.created_at), 10)] == [second.id]
+    assert [job.id for job in store.page(JobFilter(created_before=second.created_at), 10)] == [first.id]
