@@ -198,11 +198,12 @@ class RankReader:
             pieces = [
                 (local, as_sizes(at.get("shard_offsets")), as_sizes(at.get("shard_sizes"))) for local, at in held
             ]
-            self.groups.add(Group(group.get("global_world_size"), group.get("global_rank")))
+            size, rank = group.get("global_world_size"), group.get("global_rank")
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             self._refuse(name, "a ShardedTensor as torch saves it", f"one whose record makes no sense ({error!r})")
-        if shape is None or type(dtype) is not DType:
-            self._refuse(name, "a global shape and a dtype", f"{shape!r} and {dtype!r}"[:200])
+        if shape is None or type(dtype) is not DType or type(size) is not int or type(rank) is not int:
+            self._refuse(name, "a shape, a dtype, and a group of processes", f"{shape!r}, {dtype!r}, {rank!r}"[:200])
+        self.groups.add(Group(size, rank))
         checked = [(local, self._checked(name, shape, local, (at, sizes))) for local, at, sizes in pieces]
         if any(local.dtype != dtype.name for local, _ in checked):
             self._refuse(name, f"shards of {dtype.name}", ", ".join(local.dtype for local, _ in checked))
