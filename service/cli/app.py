@@ -1,6 +1,6 @@
 """The commands and their flags. Each hands over to the module that does it, loaded when it runs."""
-# ruff: noqa: FBT002, PLC0415, PLR0913, PLR0917
-# A command has as many arguments as it has flags, a switch is a boolean one, and importing late is the point here.
+# ruff: noqa: PLC0415, PLR0917
+# A command has as many arguments as it has flags, and importing late is the point here.
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def run_demo(folder: str) -> int:
     model = data.absolute() / "models" / f"qwen3-moe-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     say(styled("unshard demo", "title"))
     say()
-    with StopSignals(), ServiceProcess.start(data) as service:
+    with _service(data) as service:
         with _step("starting the service"):
             service.wait_until_ready()
         _done("service", f"{service.url}, data in {data}, log in {service.log}")
@@ -48,6 +48,17 @@ def run_demo(folder: str) -> int:
     say(f"The model is in {model} ({time.monotonic() - began:.0f} s in all; job {job['id']}).")
     say(f"Open the dashboard again:  unshard serve --data-dir {folder}")
     return 0
+
+
+@contextmanager
+def _service(data: Path) -> Iterator[ServiceProcess]:
+    """A service that doesn't outlive the block, at whatever moment a stop signal comes."""
+    with StopSignals() as stop:
+        stop.defer()
+        with ServiceProcess.start(data) as service:
+            stop.before_exit = service.kill
+            stop.undefer()
+            yield service
 
 
 def _convert(client: Client, model: Path) -> dict[str, Any]:

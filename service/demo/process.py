@@ -74,8 +74,12 @@ class ServiceProcess:
         try:
             self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.kill()
             self.process.wait()
+
+    def kill(self) -> None:
+        """End it and its session at once; Ray's own processes see that and follow."""
+        os.killpg(self.process.pid, signal.SIGKILL)
 
     def _failed(self, message: str) -> InsufficientResources:
         last = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:]

@@ -118,6 +118,18 @@ def test_two_equal_sources_compare_equal_and_two_others_name_the_difference(caps
     assert "the second model lacks" in other.out
 
 
+def test_a_result_compares_with_its_source_and_with_a_result_of_another_precision(tmp_path, capsys):
+    unshard(capsys, "convert", QWEN, tmp_path / "full")
+    unshard(capsys, "convert", tmp_path / "full", tmp_path / "half", "--dtype", "bfloat16")
+    unshard(capsys, "convert", tmp_path / "half", tmp_path / "rounded", "--dtype", "float32")
+    assert unshard(capsys, "verify", QWEN, tmp_path / "full").status == 0
+    exact = unshard(capsys, "verify", tmp_path / "full", tmp_path / "rounded")
+    close = unshard(capsys, "verify", tmp_path / "full", tmp_path / "rounded", "--atol", "0.01")
+    assert (exact.status, close.status) == (1, 0)
+    assert "elements differ, by up to" in exact.out
+    assert "values within 0.01" in close.out
+
+
 def test_formats_are_listed(capsys):
     assert "verl-fsdp" in unshard(capsys, "formats").out
     assert "verl-fsdp" in {known["name"] for known in json.loads(unshard(capsys, "formats", "--json").out)}
@@ -159,7 +171,8 @@ def test_an_unknown_option_names_the_known_ones(tmp_path, capsys):
     done = unshard(capsys, "convert", QWEN, tmp_path / "model", "-o", "dtpye=bfloat16")
     assert done.status == 1
     assert "error: there is no option 'dtpye'\n" in done.err
-    assert "hint: The options are: config_dir, " in done.err
+    assert "hint: The options are: " in done.err
+    assert ", dtype, " in done.err
 
 
 @pytest.mark.parametrize("assignment", ["dtype", "dtype=int3", "step=first", "memory=1MB", "max_shard_size=much"])

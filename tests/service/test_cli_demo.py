@@ -51,35 +51,30 @@ def test_a_service_that_cannot_start_shows_the_end_of_its_log(tmp_path):
         failing.wait_until_ready()
 
 
-def run_demo(folder):
-    """The demo's end, and those processes of the session it started that outlived it."""
-    done = finish(start("demo", cwd=folder))
-    return done, [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if str(folder) in str(p.info["cmdline"])]
+def left_of(folder):
+    """Processes that know the folder."""
+    found = psutil.process_iter(["cmdline"])
+    return [process for process in found if str(folder) in " ".join(process.info["cmdline"] or [])]
 
 
-def test_the_demo_proves_its_result_and_leaves_nothing_running_even_the_second_time(tmp_path):
-    for _ in range(2):
-        done, left = run_demo(tmp_path)
-        assert done.status == 0, done.err
-        assert done.err == ""
-        assert "51 tensors" in done.out
-        assert f"The model is in {tmp_path / '.demo' / 'models' / 'qwen3-moe-'}" in done.out
-        assert "unshard serve --data-dir .demo" in done.out
-        assert left == []
-
-
-def test_an_interrupted_demo_stops_what_it_started(tmp_path):
-    process = start("demo", cwd=tmp_path)
+def test_an_interrupted_demo_stops_what_it_started_and_the_next_one_proves_its_result(tmp_path):
+    process = start("demo", "--folder", tmp_path)
     assert process.stdout is not None
     assert "unshard demo" in process.stdout.readline()
-    family = []
-    while not family:
-        family = psutil.Process(process.pid).children()
+    while not [found for found in left_of(tmp_path) if found.pid != process.pid]:
+        pass
     process.send_signal(signal.SIGINT)
-    done = finish(process)
-    assert done.status == 130
-    assert "Traceback" not in done.err
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    interrupted = finish(process)
+    assert interrupted.status == 130
+    assert "Traceback" not in interrupted.err
+    assert left_of(tmp_path) == []
+
+    done = finish(start("demo", "--folder", tmp_path))
+    assert (done.status, done.err) == (0, "")
+    assert "51 tensors" in done.out
+    assert f"The model is in {tmp_path / 'models' / 'qwen3-moe-'}" in done.out
+    assert f"unshard serve --data-dir {tmp_path}" in done.out
+    assert left_of(tmp_path) == []
 
 
 def test_a_submitted_job_is_followed_to_its_end(service, tmp_path, capsys):
