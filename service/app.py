@@ -48,6 +48,7 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
         openapi_url="/v1/openapi.json",
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan,
     )
     app.state.context = context
@@ -55,7 +56,7 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
         app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings)
-    _complete_schema(app)
+    _complete_schema(app, asks_for_token=settings.admin_token is not None)
     return app
 
 
@@ -81,7 +82,7 @@ def _stop(context: Context) -> None:
     context.database.close()
 
 
-def _complete_schema(app: FastAPI) -> None:
+def _complete_schema(app: FastAPI, *, asks_for_token: bool) -> None:
     """Put the one form of errors into the schema, where routes only refer to it."""
     made = app.openapi
 
@@ -92,6 +93,9 @@ def _complete_schema(app: FastAPI) -> None:
         problem = schemas.ProblemDocument.model_json_schema(ref_template=template)
         models.update(problem.pop("$defs", {}))
         models["ProblemDocument"] = problem
+        if asks_for_token:
+            document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"token": []}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -43,7 +43,7 @@ class Gate:
         self._settings = settings
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
         self._token_digest = None if token is None else _digest(token)
-        self._hosts = LOOPBACK_NAMES | {name.lower() for name in settings.allowed_hosts}
+        self._hosts = LOOPBACK_NAMES | {name.lower() for name in (settings.host, *settings.allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with a problem."""

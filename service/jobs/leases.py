@@ -42,6 +42,8 @@ class Leases:
 
     def claim(self) -> Lease | None:
         """Take the queued job that comes first: by priority, then by age. None when none waits."""
+        if not self._any(jobs.c.state == "queued"):
+            return None
         moment = now()
         first = (
             select(jobs.c.id)
@@ -84,6 +86,14 @@ class Leases:
                 .values(heartbeat_at=moment, lease_expires_at=moment + self._rules.length)
                 .returning(jobs.c.state)
             ).scalar()
+        if state is None:
+            raise LeaseLost(lease.job.id)
+        return str(state)
+
+    def state(self, lease: Lease) -> str:
+        """The state that the job is in by now, without extending the lease; ``LeaseLost`` as for ``heartbeat``."""
+        with self._database.read() as connection:
+            state = connection.execute(select(jobs.c.state).where(*_ours(lease))).scalar()
         if state is None:
             raise LeaseLost(lease.job.id)
         return str(state)
@@ -132,11 +142,18 @@ class Leases:
         lost: list[ColumnElement[bool]] = [jobs.c.state.in_(LEASED_STATES)]
         if not everyone:
             lost.append(jobs.c.lease_expires_at < now())
+        if not self._any(*lost):
+            return []
         with self._database.write() as connection:
             rows = connection.execute(select(jobs).where(*lost).with_for_update(skip_locked=True)).mappings().all()
             for row in rows:
                 self._take_back(connection, row)
             return [row["id"] for row in rows]
+
+    def _any(self, *where: ColumnElement[bool]) -> bool:
+        """Whether there are such jobs; without the write lock, since mostly there are none."""
+        with self._database.read() as connection:
+            return connection.execute(select(jobs.c.id).where(*where).limit(1)).first() is not None
 
     def _take_back(self, connection: Connection, row: RowMapping) -> None:
         losses = row["losses"] + 1

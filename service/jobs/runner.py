@@ -23,6 +23,9 @@ from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
+HEARTBEATS_PER_LEASE = 5
+"""So many may fail, while the database is away, before a lease runs out."""
+
 STOP_TIMEOUT_S = 20.0
 """How long a stopping service waits for its conversions: they stop within a second each, unless a disk hangs."""
 
@@ -47,6 +50,7 @@ class Runner:
         self._tools = tools
         self._settings = settings
         self._attempts: dict[Attempt, threading.Thread] = {}
+        self._beaten = time.monotonic()
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="runner", daemon=True)
@@ -119,9 +123,12 @@ class Runner:
     def _keep_leases(self) -> None:
         """Extend each lease and see whether its job is to be cancelled or has run too long."""
         limit_s = self._settings.job_timeout_s
+        due = time.monotonic() - self._beaten > self._settings.lease_s / HEARTBEATS_PER_LEASE
+        if due:
+            self._beaten = time.monotonic()
         for attempt in self._attempts:
             try:
-                state = self._leases.heartbeat(attempt.lease)
+                state = self._leases.heartbeat(attempt.lease) if due else self._leases.state(attempt.lease)
             except LeaseLost:
                 attempt.stop("lost")
                 continue
