@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
 async def events(
     job_id: str,
     here: Here,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
     last_event_id: Annotated[str, Header(description="Resume a stream after this event.")] = "",
 ) -> Any:
@@ -38,7 +39,7 @@ async def events(
         items = [schemas.Event.model_validate(event) for event in found]
         return schemas.EventPage(items=items, next_after=items[-1].seq if items else after)
     await run_in_threadpool(here.store.get, job_id)  # a problem is still an answer now, in the stream it isn't
-    after = int(last_event_id) if last_event_id.isdecimal() else after
+    after = int(last_event_id) if re.fullmatch("[0-9]{1,9}", last_event_id) else after
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response: Response = EventSourceResponse(_stream(here, job_id, after), headers=headers)
     return response

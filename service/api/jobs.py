@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Response
@@ -12,13 +14,16 @@ from pydantic import AwareDatetime
 from service import schemas
 from service.api.context import PROBLEMS, Here, job_answer
 from service.errors import Problem
-from service.jobs.records import NewJob
+from service.jobs.records import NewJob, is_job_id
 from service.jobs.store import JobFilter
 from service.jobs.submit import checked, request_key
 from workers.convert import plan
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 
+Moment = Annotated[
+    AwareDatetime | None, Query(ge=datetime(1970, 1, 2, tzinfo=UTC), lt=datetime(9000, 1, 1, tzinfo=UTC))
+]
 Key = Annotated[
     str | None,
     Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Kept for 24 hours."),
@@ -55,8 +60,8 @@ def _plain(answer: schemas.PlanAnswer) -> Response:
 def _filter(
     state: Annotated[list[schemas.State] | None, Query(description="May be given several times.")] = None,
     label: Annotated[list[str] | None, Query(description="NAME:VALUE; all that are given have to fit.")] = None,
-    created_after: Annotated[AwareDatetime | None, Query()] = None,
-    created_before: Annotated[AwareDatetime | None, Query()] = None,
+    created_after: Moment = None,
+    created_before: Moment = None,
 ) -> JobFilter:
     labels = dict(_label(text) for text in label or ())
     return JobFilter(tuple(state or ()), labels, created_after, created_before)
@@ -64,7 +69,7 @@ def _filter(
 
 def _label(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
-    if not colon or not name:
+    if not colon or not re.fullmatch(schemas.LABEL, name):
         fault = {"parameter": "label", "detail": "not NAME:VALUE"}
         raise Problem("validation", "label: not NAME:VALUE", hint="Write label=run:42.", errors=[fault])
     return name, value
@@ -123,8 +128,11 @@ def _encoded(job_id: str) -> str:
 
 def _decoded(cursor: str) -> str:
     try:
-        return base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
+        job_id = base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
+        job_id = ""
+    if not is_job_id(job_id):
         fault = {"parameter": "cursor", "detail": "not a cursor"}
         hint = "Use next_cursor of the page before as it is."
-        raise Problem("validation", "cursor: not a cursor of this list", hint=hint, errors=[fault]) from None
+        raise Problem("validation", "cursor: not a cursor of this list", hint=hint, errors=[fault])
+    return job_id

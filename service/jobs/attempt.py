@@ -18,7 +18,7 @@ from service.jobs.records import PROGRESS, JsonObject, Lease
 from service.logs import logged_as
 from workers import events
 from workers.convert import Result
-from workers.errors import Cancelled, InternalError
+from workers.errors import Cancelled, DestinationBusy, InternalError
 from workers.manifest import DIGEST_PREFIX, digest_of_list
 from workers.options import ConvertOptions
 
@@ -28,6 +28,11 @@ MOST_WARNINGS = 200
 PLAN_BRIEF = ("fingerprint", "tensors", "bytes_total", "parts")
 WRITE_ATTEMPTS = 20
 """Times that a final state is tried to be written while the database is away, a second apart."""
+
+CLAIM_OUTLASTS_S = 120.0
+"""How long an attempt that was lost may keep its destination: a claim in a bucket is void after 90 s of silence."""
+
+CLAIM_POLL_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +81,15 @@ class Attempt:
         # Again, since a link may have changed while the job waited.
         source, destination = self._places.check(job.source, job.destination, options)
         controls = Controls(self._observe, self._cancel, self.lease.attempt_name, self._may_commit)
-        return self._conversions.run(source, destination, options, controls)
+        while True:
+            try:
+                return self._conversions.run(source, destination, options, controls)
+            except DestinationBusy:
+                if job.attempt == 1 or time.monotonic() - self.began > CLAIM_OUTLASTS_S:
+                    raise
+            log.info("an earlier attempt may still have the destination: waiting for its claim to run out")
+            if self._cancel.wait(CLAIM_POLL_S):
+                raise Cancelled("the conversion was stopped")
 
     def _may_commit(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -83,6 +84,11 @@ _JOB_FIELDS = tuple(Job.__dataclass_fields__)
 def new_job_id() -> str:
     """An id that sorts by the time of its making."""
     return f"job_{time.time_ns() // 1000:014x}{secrets.token_hex(6)}"
+
+
+def is_job_id(text: str) -> bool:
+    """Whether a text has the form of an id; others are not worth asking the database, which may choke on them."""
+    return re.fullmatch(r"job_[0-9a-f]{1,36}", text) is not None
 
 
 def now() -> datetime:

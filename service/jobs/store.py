@@ -19,6 +19,7 @@ from service.jobs.records import (
     append_event,
     enter,
     event_of,
+    is_job_id,
     job_of,
     new_job_id,
     now,
@@ -167,6 +168,8 @@ class JobStore:
 
 
 def _get(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
+    if not is_job_id(job_id):
+        raise JobNotFound(repr(job_id))
     query = select(jobs).where(jobs.c.id == job_id)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None:

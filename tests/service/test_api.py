@@ -104,7 +104,12 @@ def test_jobs_are_filtered_by_states(service, converter):
         (("POST", "/v1/jobs", {"json": {"source": "in", "destination": "/out"}}), 422, "invalid-option"),
         (("GET", "/v1/jobs?limit=0", {}), 422, "validation"),
         (("GET", "/v1/jobs?cursor=%C3%A9", {}), 422, "validation"),
+        (("GET", "/v1/jobs?cursor=am9i", {}), 422, "validation"),
         (("GET", "/v1/jobs?label=x", {}), 422, "validation"),
+        (("GET", "/v1/jobs?label=%22:x", {}), 422, "validation"),
+        (("GET", "/v1/jobs?created_after=0001-01-01T00:00:00%2B14:00", {}), 422, "validation"),
+        (("GET", "/v1/jobs/%00", {}), 404, "not-found"),
+        (("GET", "/v1/jobs/job_0/events?after=99999999999999999999", {}), 422, "validation"),
         (("POST", "/v1/inspect", {"json": {"source": "/nowhere/at/all"}}), 422, "unknown-format"),
     ],
 )

@@ -138,6 +138,14 @@ def test_a_broken_checkpoint_fails_with_what_is_missing_and_leaves_nothing(servi
     assert not (tmp_path / "model").exists()
 
 
+def test_a_checkpoint_that_is_not_there_is_a_failed_job_and_the_service_goes_on(serving, tmp_path):
+    job = serving.client.submit(str(tmp_path / "none"), str(tmp_path / "model"))
+    failed = serving.client.wait(job["id"], timeout_s=START_S)
+    assert failed["state"] == "failed"
+    assert failed["error"]["hint"]
+    assert serving.client.ready()
+
+
 def test_a_conversion_on_ray_is_cancelled_within_a_second_and_a_retry_keeps_what_was_finished(serving, tmp_path):
     options = {"max_shard_size": "5MB", "family": "none"}
     job = serving.client.submit(str(many_tensors(tmp_path / "source")), str(tmp_path / "model"), options)

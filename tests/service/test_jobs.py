@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import sys
 import threading
 from datetime import timedelta
 
@@ -11,9 +14,11 @@ from sqlalchemy import update
 from service.client import ApiError
 from service.db.tables import jobs
 from service.jobs.records import now
+from service.logs import JsonLines, logged_as
 from tests.service.conftest import FakeConverter, eventually, running
 from workers.errors import (
     CorruptFile,
+    DestinationBusy,
     DestinationNotEmpty,
     IncompleteCheckpoint,
     InsufficientResources,
@@ -133,6 +138,16 @@ def test_a_failed_job_succeeds_when_it_is_retried(service, converter):
     assert len({call["attempt"] for call in converter.calls}) == 2
 
 
+def test_a_later_attempt_waits_until_an_earlier_one_has_let_go_of_the_destination(service, converter, monkeypatch):
+    monkeypatch.setattr("service.jobs.attempt.CLAIM_POLL_S", 0.02)
+    converter.fail_with = [DestinationBusy("claimed"), DestinationBusy("claimed"), DestinationBusy("claimed")]
+    job = service.client.submit("/in", "/out")
+    assert service.client.wait(job["id"], timeout_s=10)["error"]["type"] == "destination-busy"
+    service.client.retry(job["id"])
+    assert service.client.wait(job["id"], timeout_s=10)["state"] == "succeeded"
+    assert len(converter.calls) == 4
+
+
 def test_a_job_that_succeeded_is_not_retried(service):
     job = service.client.submit("/in", "/out")
     service.client.wait(job["id"], timeout_s=10)
@@ -240,3 +255,18 @@ def test_metrics_count_jobs_and_bytes(service):
         "unshard_queue_age_seconds 0.0",
     ]
     eventually(lambda: all(line in service.http.get("/metrics").text for line in wanted), "metrics")
+
+
+def test_a_line_of_the_log_is_json_and_names_its_job():
+    record = logging.LogRecord("service", logging.ERROR, __file__, 1, "part %d", (3,), None)
+    with logged_as("job_1"):
+        line = json.loads(JsonLines().format(record))
+    assert (line["level"], line["message"], line["job_id"]) == ("error", "part 3", "job_1")
+    try:
+        int("broken")
+    except ValueError:
+        record = logging.LogRecord("service", logging.ERROR, __file__, 1, "fault", (), sys.exc_info())
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    assert "ValueError: invalid literal" in json.loads(line)["trace"]
+    assert "job_id" not in json.loads(line)
