@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
 
@@ -38,13 +38,15 @@ STORAGES = {
 class Saved:
     """A tensor to save: cut by ``placements`` on a mesh, or whole on every rank when there are none.
 
-    ``values`` are the whole tensor's raw elements; None stands for zeros.
+    ``values`` are the whole tensor's raw elements; None stands for zeros. ``order`` names mesh dimensions that cut
+    dimension 0 in another order than left to right, as torch 2.11 and later can.
     """
 
     shape: tuple[int, ...]
     placements: tuple[Placement, ...] = ()
     dtype: torch.dtype = torch.float32
     values: np.ndarray | None = None
+    order: tuple[int, ...] = ()
 
 
 @dataclass
@@ -140,12 +142,14 @@ def _dtensor(archive: _Archive, saved: Saved, mesh: DeviceMesh) -> _Reduced:
         shape, _ = _compute_local_shape_and_global_offset(saved.shape, sizes, coordinate, saved.placements, True)
         data: bytes | int = prod(shape) * saved.dtype.itemsize
     else:
-        local = local_values(saved.values, sizes, saved.placements, coordinate)
+        local = local_values(saved, sizes, coordinate)
         shape, data = local.shape, local.tobytes()
     strides = tuple(prod(saved.shape[index + 1 :]) for index in range(len(saved.shape)))
     meta = TensorMeta(torch.Size(saved.shape), strides, saved.dtype)
     spec = DTensorSpec.__new__(DTensorSpec)
     spec.__dict__.update(mesh=mesh, placements=tuple(map(_copy, saved.placements)), tensor_meta=meta)
+    if saved.order:
+        spec.__dict__["shard_order"] = (ShardOrderEntry(0, saved.order),)
     state = None, {"_local_tensor": _tensor(archive, saved.dtype, tuple(shape), data), "_spec": spec}
     args = DTensor, saved.dtype, tuple(saved.shape), strides, 0, torch.strided, torch.device("cuda:0"), False
     return _Reduced(torch._tensor._rebuild_from_type_v2, torch._utils._rebuild_wrapper_subclass, DTensor, args, state)
@@ -156,10 +160,16 @@ def _copy(placement: Placement) -> Placement:
     return pickle.loads(pickle.dumps(placement))
 
 
-def local_values(values, sizes, placements, coordinate):
-    """What a rank holds of a tensor, cut by torch's own rule one dimension of the mesh at a time."""
-    shape, offsets = _compute_local_shape_and_global_offset(values.shape, sizes, list(coordinate), placements)
-    return values[tuple(slice(o, o + s) for o, s in zip(offsets, shape, strict=True))]
+def local_values(saved: Saved, sizes: Sequence[int], coordinate: Sequence[int]) -> np.ndarray:
+    """What a rank holds of a tensor, by torch's own rules."""
+    if saved.order:
+        part = torch.from_numpy(saved.values)
+        for mesh_dim in saved.order:
+            pieces = [*part.chunk(sizes[mesh_dim]), *[part[:0]] * sizes[mesh_dim]]
+            part = pieces[coordinate[mesh_dim]]
+        return part.numpy()
+    cut = _compute_local_shape_and_global_offset(saved.shape, sizes, list(coordinate), saved.placements)
+    return saved.values[tuple(slice(o, o + s) for s, o in zip(*cut, strict=True))]
 
 
 def _length(data: bytes | int) -> int:

@@ -62,6 +62,13 @@ def test_a_step_that_is_asked_for_comes_before_the_tracker(tmp_path):
     assert "the steps are 3, 12" in refused(IncompleteCheckpoint, tmp_path, step=4).message
 
 
+def test_a_later_step_than_the_tracked_one_can_be_asked_for_but_is_doubted(tmp_path):
+    make(tmp_path, "global_step_3/actor", "global_step_12/actor", tracker="3")
+    found = chosen(tmp_path, step=12)
+    assert found.path == "global_step_12/actor"
+    assert "may be half-written" in found.notes[1]
+
+
 def test_a_tracker_that_names_no_folder_may_be_of_a_running_trainer(tmp_path):
     make(tmp_path, "global_step_3/actor", tracker="7")
     error = refused(IncompleteCheckpoint, tmp_path)

@@ -65,6 +65,29 @@ def test_what_any_mesh_saved_is_read_back_whole(run):
         assert held <= len(tensors) * prod(mesh)
 
 
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 9), st.tuples(st.integers(1, 3), st.integers(1, 3)), st.permutations([0, 1]))
+def test_cuts_in_another_order_are_undone_in_that_order(rows, mesh, order):
+    saved = Saved((rows, 2), (Shard(0), Shard(0)), values=numbers((rows, 2)), order=tuple(order))
+    with tempfile.TemporaryDirectory() as folder:
+        write_rank_files(Path(folder), {"w": saved}, mesh)
+        assert (Evaluator(opened(folder)).whole(0).view(np.float32) == saved.values).all()
+
+
+def test_an_order_of_cuts_that_makes_no_sense_is_refused(tmp_path):
+    saved = Saved((4, 2), (Shard(0), Replicate()), values=numbers((4, 2)), order=(1, 0))
+    write_rank_files(tmp_path, {"w": saved}, (2, 2))
+    assert "order of cuts" in refused(tmp_path, GeometryMismatch).message
+
+
+def test_a_strided_shard_that_is_not_fsdp_over_tensor_parallelism_is_refused(tmp_path):
+    saved = Saved((12, 2), (_StridedShard(0, split_factor=3), Shard(0)))
+    write_rank_files(tmp_path, {"w": saved}, (2, 2))
+    error = refused(tmp_path, GeometryMismatch)
+    assert error.found == "_StridedShard(0, 3)"
+    assert "split factor of 2" in error.expected
+
+
 def simple(rows=6, mesh=2):
     return {"a": Saved((rows, 3), (Shard(0),)), "b": Saved((rows,), (Shard(0),)), "buffer": Saved((4,))}, (mesh,)
 

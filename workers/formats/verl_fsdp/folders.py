@@ -33,8 +33,6 @@ class RoleFolder:
 
     path: str
     notes: tuple[str, ...] = ()
-    still_writing: bool = False
-    """Whether the tracker names another step, so that what is missing may be under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +115,10 @@ def _choose_step(listing: Listing, steps: dict[int, str], options: ConvertOption
                 found=listed,
                 hint="Name one of these with the option step.",
             )
-        unfinished = tracked is not None and options.step > tracked
-        return RoleFolder(steps[options.step], (f"step {options.step}, as asked for",), unfinished)
+        notes = [f"step {options.step}, as asked for"]
+        if tracked is not None and options.step > tracked:
+            notes.append(f"{TRACKER} names step {tracked}: the later step {options.step} may be half-written")
+        return RoleFolder(steps[options.step], tuple(notes))
     if tracked is not None:
         if tracked not in steps:
             raise IncompleteCheckpoint(
@@ -184,7 +184,7 @@ def _choose_role(listing: Listing, step: RoleFolder, options: ConvertOptions) ->
     if len(roles) > 1:
         others = ", ".join(name for name in roles if name != chosen)
         notes += (f"role {chosen}{', as asked for' if options.role else ''}; {others} lies beside it",)
-    return RoleFolder(join(step.path, chosen), notes, step.still_writing)
+    return RoleFolder(join(step.path, chosen), notes)
 
 
 def _no_rank_files(listing: Listing, step: RoleFolder) -> UnknownFormat | IncompleteCheckpoint:

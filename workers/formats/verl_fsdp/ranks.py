@@ -102,13 +102,18 @@ class _Tabulation:
             if type(raw) is not str:
                 _refuse(self._entry.path, "names that are texts", f"the name {raw!r}"[:120])
             name = clean_name(raw)
-            share = self._reader.read(name, value)
-            if share is None:
-                ignored.append(name)
-                continue
-            cut, pieces = share
-            for local, offsets in pieces:
-                self._add_piece(name, len(names), (cut, local, offsets))
+            if getattr(type(value), "kind", None) == "DTensor":  # the usual case, without the general one's records
+                cut, local = self._reader.read_dtensor(name, value)
+                if cut.sizes is not None:
+                    self._add_piece(name, len(names), (cut, local, cut.offsets))
+            else:
+                share = self._reader.read(name, value)
+                if share is None:
+                    ignored.append(name)
+                    continue
+                cut, pieces = share
+                for local, offsets in pieces:
+                    self._add_piece(name, len(names), (cut, local, offsets))
             if cut.kind is None:
                 kind = Kind(cut.dtype, cut.shape, cut.sharding)
                 cut.kind = self._kinds.setdefault(kind, len(self._kinds))
