@@ -7,8 +7,9 @@ must not interpret what was saved, nor read weights.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -17,7 +18,6 @@ from workers.dtypes import ELEMENT_TYPES
 from workers.errors import CorruptFile, GeometryMismatch
 from workers.file_kinds import HEAD_BYTES, LEGACY_TORCH_MAGIC, not_expected
 from workers.pickles import TensorRecord, load, paused_collector
-from workers.storage import Folder
 from workers.torch_legacy import read_legacy
 from workers.zip_directory import (
     LOCAL,
@@ -73,15 +73,26 @@ class TorchFile:
     directory_digest: str
 
 
-def open_torch_file(folder: Folder, path: str, size_bytes: int, *, offset: int = 0) -> TorchFile:
+class Readable(Protocol):
+    """What is asked of whoever holds the bytes: a ``Folder``, or a file that was decoded in memory."""
+
+    def read(self, path: str, offset: int, length: int) -> bytes: ...
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]: ...
+
+
+def open_torch_file(
+    folder: Readable, path: str, size_bytes: int, *, offset: int = 0, tail_bytes: int = _TAIL_BYTES
+) -> TorchFile:
     """Open a file of ``torch.save``, zip or older; no weight is read.
 
     ``size_bytes`` is the size of the file, or of the torch file inside of it that begins at ``offset``. Takes one
-    read at the end and one or two more, whatever the number of tensors. Raises ``CorruptFile`` or ``UnsafePickle``.
+    read of ``tail_bytes`` at the end and one or two more, whatever the number of tensors. Raises ``CorruptFile`` or
+    ``UnsafePickle``.
     """
     if size_bytes == 0:
         raise not_expected(path, b"", 0, _EXPECTED)
-    source = Source(folder, path, size_bytes, offset)
+    source = Source(folder, path, size_bytes, offset, tail_bytes)
     with paused_collector:
         directory = find_directory(source.tail, size_bytes, source.read, path)
         if directory is not None:
@@ -141,12 +152,12 @@ def resolve(file: TorchFile, tensor: TensorRecord, *, name: str = "") -> Resolve
 class Source:
     """The bytes of a torch file, of which the last ones are at hand. Offsets count from the torch file's beginning."""
 
-    def __init__(self, folder: Folder, path: str, size_bytes: int, base: int) -> None:
+    def __init__(self, folder: Readable, path: str, size_bytes: int, base: int, tail_bytes: int) -> None:
         self.path = path
         self.size_bytes = size_bytes
         self.base = base
         self._folder = folder
-        self._tail_offset = max(0, size_bytes - _TAIL_BYTES)
+        self._tail_offset = max(0, size_bytes - tail_bytes)
         self.tail = folder.read(path, base + self._tail_offset, size_bytes - self._tail_offset)
 
     def read(self, offset: int, length: int) -> bytes:

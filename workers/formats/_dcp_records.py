@@ -1,0 +1,185 @@
+"""The pickle of DCP metadata as columns: tensors, chunks and items, as they are written down.
+
+Knows torch's classes and nothing of files or folders; ``_dcp_metadata`` brings chunks and items together.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from workers.checkpoint import TensorInfo
+from workers.errors import CorruptFile
+from workers.geometry import IntArray, Shape
+from workers.pickle_records import is_count
+from workers.pickles import DType, Record, load
+
+ITEM_COLUMNS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class DcpRecords:
+    """What one metadata pickle says."""
+
+    tensors: dict[str, TensorInfo]
+    chunks: IntArray
+    """Rows of (tensor, box)."""
+    boxes: list[tuple[Shape, Shape]]
+    items: IntArray
+    """Rows of (tensor, offsets, file, byte offset, length in bytes, transform), numbers of the lists below."""
+    item_offsets: list[Shape]
+    files: list[str]
+    transforms: list[tuple[str, ...]]
+    objects: list[str] = field(default_factory=list)
+    paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+
+    def joined(self, other: DcpRecords) -> DcpRecords:
+        """Both records together; ``tensors`` must have those of ``other`` already."""
+        numbers = {name: number for number, name in enumerate(self.tensors)}
+        tensor = np.array([numbers[name] for name in other.tensors], dtype=np.int64)
+        chunks, items = other.chunks.copy(), other.items.copy()
+        chunks[:, 0], items[:, 0] = tensor[chunks[:, 0]], tensor[items[:, 0]]
+        chunks[:, 1] += len(self.boxes)
+        items[:, 1] += len(self.item_offsets)
+        items[:, 2] += len(self.files)
+        items[:, 5] += len(self.transforms)
+        return replace(
+            self,
+            chunks=np.concatenate((self.chunks, chunks)),
+            boxes=self.boxes + other.boxes,
+            items=np.concatenate((self.items, items)),
+            item_offsets=self.item_offsets + other.item_offsets,
+            files=self.files + other.files,
+            transforms=self.transforms + other.transforms,
+            objects=list(dict.fromkeys((*self.objects, *other.objects))),
+            paths=self.paths | other.paths,
+        )
+
+
+def read_records(data: bytes, path: str) -> DcpRecords:
+    """Read the pickle of a metadata file. Raises ``UnsafePickle`` or ``CorruptFile``."""
+    root = load(data, file=path)
+    if not isinstance(root, Record) or type(root).kind != "Metadata" or not isinstance(root.state, dict):
+        _damaged(path, "torch's Metadata", type(root).__name__)
+    return _Columns(path).read(root)
+
+
+class _Numbers(dict[Any, int]):
+    """Gives each distinct value the next number."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+class _Columns:
+    """Collects the columns of one metadata pickle."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._tensors: dict[str, TensorInfo] = {}
+        self._numbers: dict[str, int] = {}
+        self._objects: list[str] = []
+        self._chunks = array("q")
+        self._items = array("q")
+        self._boxes = _Numbers()
+        self._offsets = _Numbers()
+        self._files = _Numbers()
+        self._transforms = _Numbers()
+
+    def read(self, root: Record) -> DcpRecords:
+        entries, stored = root.get("state_dict_metadata"), root.get("storage_data")
+        if not isinstance(entries, dict) or not isinstance(stored, dict):
+            _damaged(self._path, "state_dict_metadata and storage_data", "none")
+        for name, entry in entries.items():
+            self._add_entry(name, entry)
+        for index, info in stored.items():
+            self._add_item(index, info)
+        return DcpRecords(
+            tensors=self._tensors,
+            chunks=_rows(self._chunks, 2),
+            boxes=list(self._boxes),
+            items=_rows(self._items, ITEM_COLUMNS),
+            item_offsets=list(self._offsets),
+            files=list(self._files),
+            transforms=list(self._transforms),
+            objects=self._objects,
+            paths=_paths(root.get("planner_data")),
+        )
+
+    def _add_entry(self, name: Any, entry: Any) -> None:
+        if type(name) is not str or not isinstance(entry, Record):
+            _damaged(self._path, "names of tensors", str(name)[:80])
+        if type(entry).kind == "BytesStorageMetadata":
+            self._objects.append(name)
+            return
+        shape, chunks = entry.get("size"), entry.get("chunks")
+        dtype = _dtype(entry.get("properties"))
+        if not _is_shape(shape) or dtype is None or not isinstance(chunks, list):
+            _damaged(self._path, f"dtype, shape and chunks of tensor {name}", type(entry).kind, name)
+        number = self._numbers[name] = len(self._tensors)
+        self._tensors[name] = TensorInfo(name, dtype, shape)
+        for chunk in chunks:
+            offsets, sizes = (chunk.get("offsets"), chunk.get("sizes")) if isinstance(chunk, Record) else (None, None)
+            if not _is_shape(offsets) or not _is_shape(sizes):
+                _damaged(self._path, f"offsets and sizes of the chunks of tensor {name}", str(chunk)[:80], name)
+            self._chunks.extend((number, self._boxes[offsets, sizes]))
+
+    def _add_item(self, index: Any, info: Any) -> None:
+        if not isinstance(index, Record) or not isinstance(info, Record):
+            _damaged(self._path, "an index and a place for each item", str(index)[:80])
+        name, offsets = index.get("fqn"), index.get("offset")
+        number = self._numbers.get(name) if type(name) is str else None
+        if number is None or offsets is None:
+            return  # an object: nobody looks into it
+        file, offset, length = (info.get(key) for key in ("relative_path", "offset", "length"))
+        transform = info.get("transform_descriptors") or ()
+        if not _is_shape(offsets) or type(file) is not str or not is_count(offset) or not is_count(length):
+            _damaged(self._path, f"file, offset and length of an item of tensor {name}", f"{file}"[:80], name)
+        if not all(type(step) is str for step in transform):
+            _damaged(self._path, f"names of transforms of an item of tensor {name}", f"{transform}"[:80], name)
+        columns = (self._offsets[offsets], self._files[file], offset, length, self._transforms[tuple(transform)])
+        self._items.extend((number, *columns))
+
+
+def _is_shape(value: Any) -> bool:
+    return type(value) is tuple and all(map(is_count, value))
+
+
+def _dtype(properties: Any) -> str | None:
+    """The dtype among a tensor's properties: a tuple since torch 1.13, a dict of attributes before."""
+    if not isinstance(properties, Record):
+        return None
+    state = properties.state
+    value = state[0] if isinstance(state, tuple) and state else properties.get("dtype")
+    return value.name if isinstance(value, DType) else None
+
+
+def _paths(planned: Any) -> dict[str, tuple[str | int, ...]]:
+    """Where names stood in nested dicts, as the planner noted it; anything else in its place is left out."""
+    if not isinstance(planned, dict):
+        return {}
+    return {name: path for name, path in planned.items() if type(name) is str and _is_path(path)}
+
+
+def _is_path(value: Any) -> bool:
+    return type(value) is tuple and len(value) > 0 and all(type(part) in (str, int) for part in value)
+
+
+def _rows(values: Iterable[int], columns: int) -> IntArray:
+    return np.array(values, dtype=np.int64).reshape(-1, columns)
+
+
+def _damaged(path: str, expected: str, found: str, tensor: str | None = None) -> NoReturn:
+    raise CorruptFile(
+        f"{path}: damaged DCP metadata: expected {expected}, found {found}",
+        file=path,
+        tensor=tensor,
+        expected=expected,
+        found=found,
+        hint="The file is damaged or is no metadata of torch.distributed.checkpoint; fetch it again.",
+    )
