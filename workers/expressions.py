@@ -279,6 +279,24 @@ class Reshape:
             yield index, first + sum(i * s for i, s in zip(index, strides, strict=False)), count
 
 
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Nothing but zeros: padding."""
+
+    dtype: str
+    shape: Shape
+
+    @property
+    def unit_elements(self) -> int:
+        return 1
+
+    def requires(self, offsets: Shape, sizes: Shape) -> Iterator[Need]:  # noqa: ARG002 - as the protocol has it
+        return iter(())
+
+    def fill(self, out: Elements, offsets: Shape, context: Context) -> None:  # noqa: ARG002 - as the protocol has it
+        out[...] = 0
+
+
 FP8_BLOCK = 128
 """Rows and columns that share a scale in block-wise FP8 (DeepSeek-V3's ``weight_block_size``)."""
 

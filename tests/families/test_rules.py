@@ -11,7 +11,7 @@ from workers.families.operations import Facts, Split, Stack, Transpose, Unstack
 from workers.families.registry import model_types, text_config
 from workers.families.rules import Drop, Pattern, Rule, apply_rules, rename
 
-FACTS = Facts({"hidden_size": 4}, (5, 0))
+FACTS = Facts({"hidden_size": 4, "num_hidden_layers": 3}, (5, 0))
 EXPERTS = Rule(
     ("{module}.experts.gate_up",),
     ("{module}.experts.{expert}.gate", "{module}.experts.{expert}.up"),
@@ -135,4 +135,6 @@ def test_a_family_can_be_named_by_its_table_or_a_model_type():
 
 def test_an_unknown_model_type_has_no_table_of_its_own():
     assert [table.name for table in find_tables("transformers", {"model_type": "brand_new"})] == ["trl_value_head"]
-    assert find_tables("megatron", {"model_type": "llama"}) == ()
+    with pytest.raises(UnmappedTensor, match=r"brand_new \(NewForCausalLM\).*megatron names") as caught:
+        find_tables("megatron", {"model_type": "brand_new", "architectures": ["NewForCausalLM"]})
+    assert "llama" in caught.value.hint

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from workers.checkpoint import Adapter, Checkpoint
 from workers.dtypes import BY_TORCH_NAME
-from workers.errors import GeometryMismatch, IncompleteCheckpoint
-from workers.expressions import Cast, Expression, Source
+from workers.errors import GeometryMismatch, IncompleteCheckpoint, UnmappedTensor
+from workers.expressions import Cast, Expression, Slice, Source
 from workers.families import lora_config
 from workers.families.adapters import PeftParts, adapter_entries, is_peft, take_apart
-from workers.families.checks import check_config
+from workers.families.checks import check_config, check_counts
 from workers.families.config_file import CONFIG, edited_config
 from workers.families.lora_merge import merge
 from workers.families.operations import Facts
 from workers.families.registry import (
     ANY_MODEL,
+    HUB_LIKE,
     KEEP,
     NAMES_KEPT,
     find_tables,
@@ -25,7 +27,7 @@ from workers.families.registry import (
     text_config,
     transformers_version,
 )
-from workers.families.rules import Entry, Table, apply_rules
+from workers.families.rules import Entry, Rule, Table, apply_rules
 from workers.families.ties import Tying, tie
 from workers.mapping import Dropped, Mapping, Probe, Target
 from workers.options import ConvertOptions
@@ -35,6 +37,12 @@ HUB_NAMING = "huggingface"
 
 KEEP_FLOAT32 = ("e_score_correction_bias",)
 """Ends of names that no cast to fewer bits touches: transformers' ``_keep_in_fp32_modules_strict``."""
+
+SIZE_OPTIONS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+"""Options that stand for sizes of the config."""
+
+VOCABULARY_NAMES = ("embed_tokens.weight", "lm_head.weight")
+"""Ends of names of tensors with a row for each token."""
 
 CASTABLE = frozenset(("F64", "F32", "BF16", "F16"))
 """Dtypes that a cast may change; FP8 weights mean something only with their scales."""
@@ -135,19 +143,55 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
 def _rename(checkpoint: Checkpoint, entries: list[Entry], config: dict[str, Any], options: ConvertOptions) -> _Model:
     """Apply the tables that fit the config, one after the other."""
     tables = () if checkpoint.naming == HUB_NAMING else find_tables(checkpoint.naming, config, options.family)
-    sizes = {key: value for key, value in text_config(config).items() if type(value) is int}
-    facts = Facts(sizes, transformers_version(config))
+    facts = _facts(config, options)
+    names_are_known = checkpoint.naming in HUB_LIKE or options.family == KEEP
     dropped: list[Dropped] = []
     used = [table.name for table in tables if ANY_MODEL not in table.model_types]
     for table in tables:
         before = [name for name, _ in entries]
+        check_counts(before, table.counts, facts)
         applied = apply_rules(table.rules, entries, facts)
+        if applied.unmatched and not names_are_known and ANY_MODEL not in table.model_types:
+            raise _unmapped(applied.unmatched, table)
         dropped.extend(Dropped(name, reason) for name, reason in applied.dropped)
         entries = applied.entries
         if ANY_MODEL in table.model_types and before != [name for name, _ in entries]:
             used.insert(0, table.name)
     _check_names(entries)
+    dropped.extend(_padding(entries))
     return _Model(entries, tables, " + ".join(used) or NAMES_KEPT, tuple(dropped), _fused_note(entries, config))
+
+
+def _facts(config: dict[str, Any], options: ConvertOptions) -> Facts:
+    """What rules may ask of the config; where the user says otherwise, that counts."""
+    sizes = {key: value for key, value in text_config(config).items() if type(value) is int}
+    asked = {key: getattr(options, key) for key in SIZE_OPTIONS}
+    sizes |= {key: value for key, value in asked.items() if value is not None}
+    return Facts(sizes, transformers_version(config))
+
+
+def _unmapped(names: Sequence[str], table: Table) -> UnmappedTensor:
+    """No tensor is left out silently: say which has no rule, and which rules come near."""
+    patterns = [text for rule in table.rules for text in (rule.sources if isinstance(rule, Rule) else (rule.source,))]
+    near = difflib.get_close_matches(names[0], patterns, n=3, cutoff=0.5)
+    more = f", nor for {len(names) - 1} more such as {names[-1]}" if len(names) > 1 else ""
+    return UnmappedTensor(
+        f"the family {table.name} has no rule for the tensor {names[0]}{more}",
+        tensor=names[0],
+        expected=", ".join(near) or f"a name of the family {table.name}",
+        found=names[0],
+        hint="The config belongs to another model, or the model has parts that this family does not know: set the "
+        "option family, or config_dir; the nearest rules are listed as expected.",
+    )
+
+
+def _padding(entries: Iterable[Entry]) -> Iterator[Dropped]:
+    """What was cut off at the end of vocabularies."""
+    for name, expression in entries:
+        if isinstance(expression, Slice) and isinstance(expression.inner, Source) and expression.start == 0:
+            rows = expression.inner.shape[expression.dim]
+            if name.endswith(VOCABULARY_NAMES) and expression.dim == 0 and rows > expression.stop:
+                yield Dropped(f"{name}, rows {expression.stop} to {rows - 1}", "padding beyond vocab_size")
 
 
 def _check_names(entries: Sequence[Entry]) -> None:
@@ -179,7 +223,8 @@ def _tie(
     """Tie as the config or the user says; a model from the hub stays as it is unless the user asks."""
     if checkpoint.naming == HUB_NAMING and options.tie_word_embeddings is None:
         return Tying(entries)
-    return tie(entries, config, probe, wanted=options.tie_word_embeddings)
+    strict = checkpoint.naming not in HUB_LIKE
+    return tie(entries, config, probe, wanted=options.tie_word_embeddings, strict=strict)
 
 
 def _targets(

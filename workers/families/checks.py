@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from workers.errors import GeometryMismatch
+from workers.families.operations import Facts
 from workers.families.registry import model_types, text_config
-from workers.families.rules import Entry
+from workers.families.rules import Count, Entry, Pattern
 
 CERTAIN = frozenset(
     (
@@ -83,7 +84,8 @@ def check_config(entries: Iterable[Entry], config: Mapping[str, Any]) -> None:
         layers = max(layers, int(layer[2]) + 1) if layer else layers
         for check, size in checks:
             if (
-                check.names.fullmatch(name)
+                not _is_value_head(name, expression.shape)
+                and check.names.fullmatch(name)
                 and len(expression.shape) > check.dim
                 and expression.shape[check.dim] != size
             ):
@@ -91,6 +93,44 @@ def check_config(entries: Iterable[Entry], config: Mapping[str, Any]) -> None:
     count = told.get("num_hidden_layers")
     if isinstance(count, int) and layers and layers != count:
         raise _contradiction("num_hidden_layers", count, layers, None)
+
+
+def _is_value_head(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a value model's head, of one row, stands in place of the one for tokens."""
+    return name == "lm_head.weight" and shape[:1] == (1,)
+
+
+def check_counts(names: Iterable[str], counts: Iterable[Count], facts: Facts) -> None:
+    """Raise ``GeometryMismatch`` where layers, experts or the like are not as many as the config says."""
+    names = list(names)
+    for count in counts:
+        key = next((key for key in count.keys if key in facts.sizes), None)
+        if key is not None:
+            _check_count(names, count, (key, facts.sizes[key]), facts)
+
+
+def _check_count(names: Iterable[str], count: Count, told: tuple[str, int], facts: Facts) -> None:
+    pattern = Pattern(count.pattern, facts)
+    found: dict[tuple[str, ...], set[int]] = {}
+    for values in filter(None, map(pattern.match, names)):
+        number = int(values.pop(count.placeholder))
+        values.pop("rest", None)
+        found.setdefault(tuple(values.values()), set()).add(number)
+    key, size = told
+    for owner, numbers in found.items():
+        if numbers == set(range(size)):
+            continue
+        where = f"{count.what} in layer {', '.join(owner)}" if owner else count.what
+        absent = sorted(set(range(size)) - numbers)
+        which = f"; number {absent[0]} is the first that is missing" if absent else ""
+        raise GeometryMismatch(
+            f"config.json says that {key} is {size}, but the checkpoint holds {len(numbers)} {where}{which}",
+            file="config.json",
+            expected=f"{key} = {size}",
+            found=str(len(numbers)),
+            hint="The config belongs to another model, or a part of the checkpoint is missing; option config_dir "
+            "names another config.",
+        )
 
 
 def _contradiction(key: str, told: int, found: int, tensor: tuple[str, list[int]] | None) -> GeometryMismatch:

@@ -42,6 +42,9 @@ class Facts:
         return self.sizes[key]
 
 
+NO_FACTS = Facts()
+
+
 class Operation(Protocol):
     """One step from tensors of one naming to those of another."""
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import workers.families
-from workers.errors import InvalidOption
+from workers.errors import InvalidOption, UnmappedTensor
 from workers.families.operations import Version
 from workers.families.rules import Table
 
@@ -21,6 +21,9 @@ ANY_MODEL = "*"
 NAMES_KEPT = "names kept"
 KEEP = "none"
 """Value of the option ``family`` that asks for the source's own names."""
+
+HUB_LIKE = frozenset(("transformers", "huggingface"))
+"""Namings whose names are the hub's where no table says otherwise; in any other, a name without a rule is unknown."""
 
 _PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 """Keys under which a config holds that of its language model."""
@@ -48,6 +51,8 @@ def find_tables(naming: str, config: Mapping[str, Any], family: str | None = Non
         return (*always, _named(family, tables))
     by_type = {model_type: table for table in tables for model_type in table.model_types}
     chain = [by_type[model_type] for model_type in model_types(config) if model_type in by_type]
+    if not chain and naming not in HUB_LIKE and not always:
+        raise _unsupported(naming, config, by_type)
     return (*always, *dict.fromkeys(reversed(chain)))
 
 
@@ -72,6 +77,21 @@ def transformers_version(config: Mapping[str, Any]) -> Version:
     """Major and minor version of transformers that wrote a config; (0, 0) when it does not say."""
     match = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version", "")))
     return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _unsupported(naming: str, config: Mapping[str, Any], by_type: Mapping[str, Table]) -> UnmappedTensor:
+    names = next(model_types(config), "of no model_type")
+    architectures = config.get("architectures")
+    told = f"{names} ({', '.join(map(str, architectures))})" if isinstance(architectures, list) else names
+    known = ", ".join(sorted(by_type))
+    return UnmappedTensor(
+        f"the model family {told} is not supported for checkpoints with {naming} names",
+        file="config.json",
+        expected=known,
+        found=told,
+        hint=f"The model types are: {known}. If one of them has the same tensors, name it with the option family; "
+        "none keeps the names as they are.",
+    )
 
 
 def _named(family: str, tables: list[Table]) -> Table:

@@ -8,40 +8,56 @@ side has counts the entries of a stacked dimension.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from workers.errors import GeometryMismatch, InternalError, UnmappedTensor
 from workers.expressions import Expression
-from workers.families.operations import Facts, Group, Operation, Version
+from workers.families.operations import NO_FACTS, Facts, Group, Operation, Version
 
 NUMBERS = frozenset(("layer", "expert"))
 """Placeholders that stand for numbers."""
 
 _NUMBER, _ANYTHING = r"\d+", ".+"
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"\{(\w+)(?:\+(\w+))?\}")
 
 
 class Pattern:
-    """A name with placeholders, such as ``{module}.experts.{expert}.w1.weight``."""
+    """A name with placeholders, such as ``{module}.experts.{expert}.w1.weight``.
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.placeholders = tuple(_PLACEHOLDER.findall(text))
+    ``{layer+num_hidden_layers}`` stands for a number that is larger by a size of the config: numbers below that size
+    do not fit.
+    """
+
+    def __init__(self, text: str, facts: Facts = NO_FACTS) -> None:
         parts = _PLACEHOLDER.split(text)
-        literal = [re.escape(part) for part in parts[::2]]
-        groups = [f"(?P<{name}>{_NUMBER if name in NUMBERS else _ANYTHING})" for name in parts[1::2]]
+        self.text = text
+        self.placeholders = tuple(parts[1::3])
+        self._added = {name: facts.size(key) for name, key in zip(parts[1::3], parts[2::3], strict=True) if key}
+        self._plain = "".join(f"{before}{{{name}}}" for before, name in zip(parts[::3], parts[1::3], strict=False))
+        self._plain += parts[-1]
+        literal = [re.escape(part) for part in parts[::3]]
+        groups = [f"(?P<{name}>{_NUMBER if name in NUMBERS else _ANYTHING})" for name in parts[1::3]]
         regex = "".join(part for pair in zip(literal, [*groups, ""], strict=True) for part in pair)
         self._match = re.compile(regex).fullmatch
 
     def match(self, name: str) -> dict[str, str] | None:
         """What the placeholders stand for in a name; None when it does not fit."""
         found = self._match(name)
-        return found.groupdict() if found else None
+        if found is None:
+            return None
+        values = found.groupdict()
+        for placeholder, added in self._added.items():
+            number = int(values[placeholder]) - added
+            if number < 0:
+                return None
+            values[placeholder] = str(number)
+        return values
 
     def name(self, values: dict[str, str]) -> str:
         """The name for these values of the placeholders."""
-        return self.text.format_map(values)
+        moved = {name: str(int(values[name]) + added) for name, added in self._added.items()}
+        return self._plain.format_map({**values, **moved})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +65,22 @@ class Rule:
     """Tensors named by ``sources`` become those named by ``targets`` through ``operations``; both ways.
 
     ``since`` is the first version of transformers whose modules have the names of the left side. From left to right
-    the names tell; backwards the version does.
+    the names tell; backwards the version does. ``back_beside`` is a name of the right side that must be there, too,
+    for the rule to apply backwards: where the right side has one name for what the left side calls by two.
     """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     operations: tuple[Operation, ...] = ()
     since: Version = (0, 0)
+    back_beside: str = ""
+    beside: str = ""
 
     @property
     def inverse(self) -> Rule:
         """The rule from targets to sources."""
         operations = tuple(operation.inverse for operation in reversed(self.operations))
-        return Rule(self.targets, self.sources, operations, self.since)
+        return Rule(self.targets, self.sources, operations, self.since, self.beside, self.back_beside)
 
 
 def rename(source: str, target: str, since: Version = (0, 0)) -> Rule:
@@ -78,6 +97,19 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """That the numbers ``placeholder`` takes in names of the left side are 0 to one below a size of the config.
+
+    The first of ``keys`` that the config has counts; for each value of the other placeholders anew.
+    """
+
+    pattern: str
+    placeholder: str
+    keys: tuple[str, ...]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """How one framework's names of a family relate to the hub's. The first rule that fits a name counts.
 
@@ -91,6 +123,8 @@ class Table:
     """Whose names the left side has, as ``Checkpoint.naming`` says."""
     keep_float32: tuple[str, ...] = ()
     """Ends of names whose tensors no cast touches, beside those of every family."""
+    counts: tuple[Count, ...] = ()
+    """What must be there as often as the config says."""
 
     def inverse_rules(self, transformers: Version) -> tuple[Rule, ...]:
         """The rules from the hub's names back to modules of that version; what was dropped has none."""
@@ -106,11 +140,15 @@ class Applied:
 
     entries: list[Entry]
     dropped: list[tuple[str, str]] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
+    """Names that no rule fits."""
 
 
 def apply_rules(rules: Sequence[Rule | Drop], entries: Iterable[Entry], facts: Facts) -> Applied:
     """Carry tensors over to the other naming. What a rule makes stands where the first of its inputs stood."""
-    compiled = [_Compiled(rule) for rule in rules]
+    entries = list(entries)
+    names = {name for name, _ in entries}
+    compiled = [_Compiled(rule, facts, names) for rule in rules]
     applied = Applied([])
     slots: list[list[Entry]] = []
     open_groups: dict[tuple[int, tuple[str, ...]], tuple[_Gathering, list[Entry]]] = {}
@@ -131,6 +169,7 @@ def apply_rules(rules: Sequence[Rule | Drop], entries: Iterable[Entry], facts: F
             break
         else:
             slots.append([(name, expression)])
+            applied.unmatched.append(name)
     for gathering, slot in open_groups.values():
         slot.extend(gathering.results(facts))
     applied.entries.extend(entry for slot in slots for entry in slot)
@@ -140,11 +179,13 @@ def apply_rules(rules: Sequence[Rule | Drop], entries: Iterable[Entry], facts: F
 class _Compiled:
     """A rule with its patterns compiled: what both sides share, and the placeholder that counts entries."""
 
-    def __init__(self, rule: Rule | Drop) -> None:
+    def __init__(self, rule: Rule | Drop, facts: Facts, names: Collection[str]) -> None:
         self.rule = rule
+        self._names = names
+        self._beside = Pattern(rule.beside, facts) if isinstance(rule, Rule) and rule.beside else None
         sources, targets = ((rule.source,), ()) if isinstance(rule, Drop) else (rule.sources, rule.targets)
-        self.sources = tuple(map(Pattern, sources))
-        self.targets = tuple(map(Pattern, targets))
+        self.sources = tuple(Pattern(text, facts) for text in sources)
+        self.targets = tuple(Pattern(text, facts) for text in targets)
         left, right = (set[str]().union(*(p.placeholders for p in side)) for side in (self.sources, self.targets))
         self.shared = tuple(sorted(left & right if targets else left))
         self.gathered = tuple(left - right if targets else ())
@@ -155,7 +196,7 @@ class _Compiled:
     def match(self, name: str) -> tuple[int, dict[str, str]] | None:
         for column, pattern in enumerate(self.sources):
             values = pattern.match(name)
-            if values is not None:
+            if values is not None and (self._beside is None or self._beside.name(values) in self._names):
                 return column, values
         return None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.errors import GeometryMismatch
-from workers.expressions import Expression, Source
+from workers.expressions import Expression, Slice, Source
 from workers.families.registry import text_config, transformers_version
 from workers.families.rules import Entry
 from workers.mapping import Dropped, Probe
@@ -41,11 +41,14 @@ class Tying:
     notes: list[str] = field(default_factory=list)
 
 
-def tie(entries: list[Entry], config: Mapping[str, Any], probe: Probe, *, wanted: bool | None) -> Tying:
+def tie(
+    entries: list[Entry], config: Mapping[str, Any], probe: Probe, *, wanted: bool | None, strict: bool = False
+) -> Tying:
     """Leave out an output head that only repeats the embedding, or write one where it is ``wanted`` apart.
 
     Where the config says tied and the tensors differ, both stay and the config is corrected. ``wanted`` is what the
-    user asks for; a wish that would lose weights is a ``GeometryMismatch``.
+    user asks for; a wish that would lose weights is a ``GeometryMismatch``. ``strict`` refuses where config and
+    tensors contradict each other and the user says nothing.
     """
     tensors = dict(entries)
     head = next((name for name in _HEADS if name in tensors), None)
@@ -53,6 +56,8 @@ def tie(entries: list[Entry], config: Mapping[str, Any], probe: Probe, *, wanted
     if embedding is None:
         return Tying(entries)
     if head is None:
+        if strict and wanted is None and _flag(config) is False:
+            raise _contradiction("false", "there is no output head", embedding)
         return _without_head(entries, embedding, config, wanted=wanted)
     if not (_says_tied(config) if wanted is None else wanted):
         return Tying(entries, flag=wanted)
@@ -67,8 +72,23 @@ def tie(entries: list[Entry], config: Mapping[str, Any], probe: Probe, *, wanted
             found="other values",
             hint="Leave the option out: both tensors are then written, and the config says that they are not tied.",
         )
+    if strict and wanted is None and _flag(config) and tensors[head].shape == tensors[embedding].shape:
+        raise _contradiction("true", f"{head} and {embedding} differ", head)
     note = f"config.json said that {head} is tied to {embedding}, but they differ: both are kept and it says false"
     return Tying(entries, flag=False, notes=[note])
+
+
+def _contradiction(told: str, found: str, tensor: str) -> GeometryMismatch:
+    other = "false" if told == "true" else "true"
+    return GeometryMismatch(
+        f"config.json says that {FLAG} is {told}, but {found}",
+        file="config.json",
+        tensor=tensor,
+        expected=f"{FLAG} = {told}",
+        found=found,
+        hint=f"The config belongs to another model, or the model was trained otherwise: set the option {FLAG} to "
+        f"{other} if the weights are right.",
+    )
 
 
 def _without_head(entries: list[Entry], embedding: str, config: Mapping[str, Any], *, wanted: bool | None) -> Tying:
@@ -104,15 +124,25 @@ def _says_tied(config: Mapping[str, Any]) -> bool:
 
     transformers 4 writes only what differs from its defaults, so that a missing flag means tied there.
     """
+    flag = _flag(config)
+    return transformers_version(config)[0] == 4 if flag is None else flag
+
+
+def _flag(config: Mapping[str, Any]) -> bool | None:
+    """What the config says in so many words, None when nothing."""
     for part in (config, text_config(config)):
         if isinstance(part.get(FLAG), bool):
             return bool(part[FLAG])
-    return transformers_version(config)[0] == 4
+    return None
 
 
 def _equal(head: Expression, embedding: Expression, probe: Probe) -> bool:
     if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return False
+    while isinstance(head, Slice) and isinstance(embedding, Slice):  # both without their padding
+        if (head.dim, head.start, head.stop) != (embedding.dim, embedding.start, embedding.stop):
+            return False
+        head, embedding = head.inner, embedding.inner
     if not isinstance(head, Source) or not isinstance(embedding, Source):
         return False  # an adapter was added to one of them
     return head.tensor == embedding.tensor or probe.equal(head.tensor, embedding.tensor)
