@@ -308,6 +308,18 @@ def test_helper_processes_give_what_one_process_gives(tmp_path, monkeypatch):
         assert (getattr(together.pieces, name) == getattr(alone.pieces, name)).all()
 
 
+def test_helper_processes_import_nothing_from_the_folder_they_are_started_in(tmp_path, monkeypatch):
+    tensors, mesh = simple(rows=12, mesh=6)
+    write_rank_files(tmp_path, tensors, mesh)
+    for name in ("numpy", "pickle", "workers", "zlib"):
+        (tmp_path / f"{name}.py").write_text("import pathlib; pathlib.Path('executed').touch(); raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reading, "PIECES_WORTH_PROCESSES", 0)
+    monkeypatch.setattr(reading, "available_processes", lambda: 2)
+    assert len(opened(tmp_path).files) == 6
+    assert not (tmp_path / "executed").exists()
+
+
 def test_an_error_in_a_helper_process_is_the_callers_error(tmp_path, monkeypatch):
     tensors, mesh = simple(rows=12, mesh=6)
     write_rank_files(tmp_path, tensors, mesh)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from workers.errors import InternalError, UnshardError
@@ -47,9 +48,10 @@ def map_in_processes(function: str, jobs: Sequence[Any], processes: int) -> Iter
 
 
 def _start(function: str, jobs: Sequence[Any]) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109 - text among texts
+    # -P and no empty entries: nothing may be imported from the working directory, which can be a checkpoint's.
+    path = os.pathsep.join((str(Path(__file__).parents[2]), *filter(None, sys.path)))
     helper = subprocess.Popen(  # noqa: S603 - this interpreter and a text of ours
-        [sys.executable, "-c", _SERVE],
+        [sys.executable, "-P", "-c", _SERVE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path},
