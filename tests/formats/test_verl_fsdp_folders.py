@@ -8,7 +8,8 @@ import pytest
 
 from workers.errors import AmbiguousSource, CorruptFile, IncompleteCheckpoint, InvalidOption, UnknownFormat
 from workers.formats import Listing
-from workers.formats.verl_fsdp.folders import TRACKER, choose_role_folder, find_rank_files
+from workers.formats._steps import TRACKER
+from workers.formats.verl_fsdp.folders import choose_role_folder, find_rank_files
 from workers.options import ConvertOptions
 from workers.storage import open_folder
 

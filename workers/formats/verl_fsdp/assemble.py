@@ -14,8 +14,9 @@ from workers.formats._distributed import Sharding
 from workers.formats._format import Listing, join
 from workers.formats._mesh import placement_text
 from workers.formats._model_folder import CONFIG, ModelFiles, find_model_files
+from workers.formats._steps import STILL_WRITING
 from workers.formats.verl_fsdp.adapter import read_adapter
-from workers.formats.verl_fsdp.folders import FSDP_CONFIG, STILL_WRITING, RankFiles
+from workers.formats.verl_fsdp.folders import FSDP_CONFIG, RankFiles
 from workers.formats.verl_fsdp.ranks import RankTable, first_difference
 from workers.formats.verl_fsdp.reading import read_ranks
 from workers.options import ConvertOptions

@@ -10,18 +10,16 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from workers.errors import AmbiguousSource, CorruptFile, IncompleteCheckpoint, InvalidOption, UnknownFormat
+from workers.errors import AmbiguousSource, IncompleteCheckpoint, InvalidOption, UnknownFormat
 from workers.formats._format import Listing, join
 from workers.formats._model_folder import read_json
+from workers.formats._steps import STILL_WRITING, choose_step
 from workers.options import ConvertOptions
 from workers.storage import FileEntry
 
-TRACKER = "latest_checkpointed_iteration.txt"
 FSDP_CONFIG = "fsdp_config.json"
 PREFERRED_ROLES = ("actor", "policy")
 """What is taken when nothing is asked for: verl's name for the trained model, and SkyRL's."""
-
-STILL_WRITING = "If the training still runs, it may be writing this checkpoint: try again when it is done."
 
 _RANK_FILE = re.compile(r"model_world_size_(\d{1,9})_rank_(\d{1,9})\.pt")
 _STEP = re.compile(r"global_step_(\d{1,18})")
@@ -81,7 +79,8 @@ def choose_role_folder(listing: Listing, options: ConvertOptions) -> RoleFolder:
     if not steps:
         _check_asked(listing, options, role_is_open=True)
         return _choose_role(listing, RoleFolder(""), options)
-    return _choose_role(listing, _choose_step(listing, steps, options), options)
+    choice = choose_step(listing, steps, options, "global_step_{}")
+    return _choose_role(listing, RoleFolder(choice.path, choice.notes), options)
 
 
 def _check_asked(listing: Listing, options: ConvertOptions, *, role_is_open: bool = False) -> None:
@@ -102,61 +101,6 @@ def _check_asked(listing: Listing, options: ConvertOptions, *, role_is_open: boo
             found=parts[-1],
             hint="Give the step folder, which holds the roles, or leave the option role out.",
         )
-
-
-def _choose_step(listing: Listing, steps: dict[int, str], options: ConvertOptions) -> RoleFolder:
-    listed = ", ".join(map(str, sorted(steps)))
-    tracked = _tracked_step(listing)
-    if options.step is not None:
-        if options.step not in steps:
-            raise IncompleteCheckpoint(
-                f"there is no global_step_{options.step}; the steps are {listed}",
-                expected=f"global_step_{options.step}",
-                found=listed,
-                hint="Name one of these with the option step.",
-            )
-        notes = [f"step {options.step}, as asked for"]
-        if tracked is not None and options.step > tracked:
-            notes.append(f"{TRACKER} names step {tracked}: the later step {options.step} may be half-written")
-        return RoleFolder(steps[options.step], tuple(notes))
-    if tracked is not None:
-        if tracked not in steps:
-            raise IncompleteCheckpoint(
-                f"{TRACKER} names step {tracked}, but there is no global_step_{tracked}; the steps are {listed}",
-                file=TRACKER,
-                expected=f"global_step_{tracked}",
-                found=listed,
-                hint=f"It may have been deleted: name one of these with the option step. {STILL_WRITING}",
-            )
-        notes = [f"step {tracked}, as {TRACKER} says"]
-        later = [step for step in sorted(steps) if step > tracked]
-        if later:
-            notes.append(f"not taken: steps after it ({', '.join(map(str, later))}), which may be half-written")
-        return RoleFolder(steps[tracked], tuple(notes))
-    if len(steps) > 1:
-        raise AmbiguousSource(
-            f"the folder has the steps {listed} and no {TRACKER} that says which is the latest complete one",
-            found=listed,
-            hint="Say which with the option step.",
-        )
-    step, folder = next(iter(steps.items()))
-    return RoleFolder(folder, (f"step {step}, the only one",))
-
-
-def _tracked_step(listing: Listing) -> int | None:
-    content = listing.read(TRACKER)
-    if content is None:
-        return None
-    text = content.decode("ascii", "replace").strip()
-    if not re.fullmatch(r"\d{1,18}", text):
-        raise CorruptFile(
-            f"{TRACKER} holds {text[:40]!r}, not the number of a step",
-            file=TRACKER,
-            expected="a whole number",
-            found=repr(text[:40]),
-            hint=f"Say which step with the option step and remove the file. {STILL_WRITING}",
-        )
-    return int(text)
 
 
 def _choose_role(listing: Listing, step: RoleFolder, options: ConvertOptions) -> RoleFolder:

@@ -14,7 +14,7 @@ from workers.dtypes import ELEMENT_TYPES
 from workers.errors import CorruptFile, GeometryMismatch, InputError
 from workers.formats._distributed import Cut, Group, RankReader, Sharding
 from workers.formats._mesh import Mesh
-from workers.formats.verl_fsdp.folders import STILL_WRITING
+from workers.formats._steps import STILL_WRITING
 from workers.geometry import Shape
 from workers.pickles import TensorRecord, paused_collector
 from workers.storage import FileEntry, Folder

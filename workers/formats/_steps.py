@@ -1,0 +1,93 @@
+"""Choose one of the steps in a run folder: what the options ask for, what the trainer's tracker names, or the only one.
+
+Nothing is chosen silently: each choice is said in ``notes`` or refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from workers.errors import AmbiguousSource, CorruptFile, IncompleteCheckpoint
+from workers.formats._format import Listing
+from workers.options import ConvertOptions
+
+TRACKER = "latest_checkpointed_iteration.txt"
+"""Megatron-LM's and verl's note of the latest complete step."""
+
+STILL_WRITING = "If the training still runs, it may be writing this checkpoint: try again when it is done."
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """The folder of a step, relative to the source, and how it came to be chosen."""
+
+    path: str
+    notes: tuple[str, ...] = ()
+
+
+def choose_step(listing: Listing, steps: Mapping[int, str], options: ConvertOptions, named: str) -> StepChoice:
+    """Choose one of the folders ``steps``, of which there is at least one; ``named`` is their names' pattern.
+
+    ``named`` has a place for the number, as in ``global_step_{}``. Raises ``IncompleteCheckpoint`` where the step
+    that is meant is not there, and ``AmbiguousSource``.
+    """
+    listed = ", ".join(map(str, sorted(steps)))
+    tracked = tracked_step(listing)
+    if options.step is not None:
+        if options.step not in steps:
+            raise IncompleteCheckpoint(
+                f"there is no {named.format(options.step)}; the steps are {listed}",
+                expected=named.format(options.step),
+                found=listed,
+                hint="Name one of these with the option step.",
+            )
+        notes = [f"step {options.step}, as asked for"]
+        if tracked is not None and options.step > tracked:
+            notes.append(f"{TRACKER} names step {tracked}: the later step {options.step} may be half-written")
+        return StepChoice(steps[options.step], tuple(notes))
+    if tracked is not None:
+        if tracked not in steps:
+            raise IncompleteCheckpoint(
+                f"{TRACKER} names step {tracked}, but there is no {named.format(tracked)}; the steps are {listed}",
+                file=TRACKER,
+                expected=named.format(tracked),
+                found=listed,
+                hint=f"It may have been deleted: name one of these with the option step. {STILL_WRITING}",
+            )
+        notes = [f"step {tracked}, as {TRACKER} says"]
+        later = [step for step in sorted(steps) if step > tracked]
+        if later:
+            notes.append(f"not taken: steps after it ({', '.join(map(str, later))}), which may be half-written")
+        return StepChoice(steps[tracked], tuple(notes))
+    if len(steps) > 1:
+        raise AmbiguousSource(
+            f"the folder has the steps {listed} and no {TRACKER} that says which is the latest complete one",
+            found=listed,
+            hint="Say which with the option step.",
+        )
+    step, folder = next(iter(steps.items()))
+    return StepChoice(folder, (f"step {step}, the only one",))
+
+
+def tracker_text(listing: Listing) -> str | None:
+    """What the tracker file says, None when there is none."""
+    content = listing.read(TRACKER)
+    return None if content is None else content.decode("ascii", "replace").strip()
+
+
+def tracked_step(listing: Listing) -> int | None:
+    """The step that the tracker file names; ``CorruptFile`` when it names none."""
+    text = tracker_text(listing)
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise CorruptFile(
+            f"{TRACKER} holds {text[:40]!r}, not the number of a step",
+            file=TRACKER,
+            expected="a whole number",
+            found=repr(text[:40]),
+            hint=f"Say which step with the option step and remove the file. {STILL_WRITING}",
+        )
+    return int(text)
