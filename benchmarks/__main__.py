@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure, print tables, write them to ``benchmarks/results.md``."""
+"""``python -m benchmarks``: measure, print tables, write them to ``.bench/results.md``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main() -> None:
     for name in arguments.only.split(","):
         lines += [*chosen[name](arguments), ""]
         print("\n".join(lines[-12:]), flush=True)
-    Path("benchmarks/results.md").write_text("\n".join(lines))
+    (SCRATCH / "results.md").write_text("\n".join(lines))
 
 
 def machine() -> str:

@@ -19,6 +19,7 @@ from workers.options import ConvertOptions
 from workers.plan import Plan, make_plan
 from workers.storage import open_folder
 
+FILES = 3
 DTYPES = {"F32": np.uint32, "BF16": np.uint16, "U8": np.uint8, "I64": np.uint64}
 
 
@@ -54,23 +55,23 @@ def tiling(
 
 
 def write_source(
-    folder: Path, tensors: Dictionary[str, tuple[str, np.ndarray[Any, Any]]], seed: int, files: int = 3
+    folder: Path, tensors: Dictionary[str, tuple[str, np.ndarray[Any, Any]]], seed: int, *, transposed: bool = True
 ) -> Checkpoint:
     """Write tensors as pieces in raw files, some transposed, some with padding behind them, with checksums."""
     random_ = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     builder = CheckpointBuilder()
-    contents = [bytearray(b"head") for _ in range(files)]
+    contents = [bytearray(b"head") for _ in range(FILES)]
     rows = []
     for name, (dtype, values) in tensors.items():
         for offsets, sizes in tiling(values.shape, random_):
             window = values[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))]
             strides = contiguous_strides(sizes)
-            if len(sizes) == 2 and random_.random() < 0.3:
+            if transposed and len(sizes) == 2 and random_.random() < 0.3:
                 window, strides = window.T, (1, sizes[0])
             data = np.ascontiguousarray(window).tobytes()
             padding = random_.choice([0, 0, 24])
-            file = random_.randrange(files)
+            file = random_.randrange(FILES)
             rows.append(
                 (name, dtype, values.shape, (offsets, sizes), strides, file, len(contents[file]), data, padding)
             )
