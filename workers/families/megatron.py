@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from workers.families.fused_experts import LLAMA_NAMES, MIXTRAL_NAMES
-from workers.families.operations import Split, Stack, Transpose
+from workers.families.operations import Concatenate, Split, Stack, Transpose, Unstack
+from workers.families.registry import ANY_MODEL
 from workers.families.row_operations import CutRows, ExpectRows, Interleave, SplitGroups, SplitHeads
 from workers.families.rules import Count, Drop, Rule, Table, rename
 
@@ -223,7 +224,42 @@ _VERL_ENDS = (
     Drop("{module}.rotary_emb.inv_freq", "made anew from the config"),
 )
 
+# What dist_checkpointing stores together: layers, then experts, or in halves.
+_STORED = (
+    Table(
+        "megatron_stacked_layers",
+        (ANY_MODEL,),
+        (
+            rename("decoder.layers.{layer}.{rest}", "decoder.layers.{layer}.{rest}"),
+            Rule(("decoder.layers.{rest}",), ("decoder.layers.{layer}.{rest}",), (Unstack(0),)),
+        ),
+        NAMING,
+    ),
+    Table(
+        "megatron_stacked_experts",
+        (ANY_MODEL,),
+        (
+            rename("{module}.mlp.experts.experts.{expert}.{rest}", f"{{module}}.{EXPERT}.{{rest}}"),
+            Rule(("{module}.mlp.experts.experts.{rest}",), (f"{{module}}.{EXPERT}.{{rest}}",), (Unstack(0),)),
+        ),
+        NAMING,
+    ),
+    Table(
+        "megatron_gate_and_up",
+        (ANY_MODEL,),
+        (
+            Rule(
+                ("{module}.linear_fc1.weight_w", "{module}.linear_fc1.weight_v"),
+                ("{module}.linear_fc1.weight",),
+                (Concatenate(0, 2),),
+            ),
+        ),
+        NAMING,
+    ),
+)
+
 TABLES = (
+    *_STORED,
     _table("megatron_llama", ("llama", "mistral", "qwen2", "qwen3"), _DENSE),
     _table("megatron_mixtral", ("mixtral",), _MIXTRAL, experts=True),
     _table("megatron_qwen2_moe", ("qwen2_moe",), (*_QWEN3_MOE, *_SHARED_WITH_GATE), experts=True),

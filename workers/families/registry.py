@@ -51,7 +51,7 @@ def find_tables(naming: str, config: Mapping[str, Any], family: str | None = Non
         return (*always, _named(family, tables))
     by_type = {model_type: table for table in tables for model_type in table.model_types}
     chain = [by_type[model_type] for model_type in model_types(config) if model_type in by_type]
-    if not chain and naming not in HUB_LIKE and not always:
+    if not chain and naming not in HUB_LIKE:
         raise _unsupported(naming, config, by_type)
     return (*always, *dict.fromkeys(reversed(chain)))
 

@@ -1,4 +1,4 @@
-"""Choose one of the steps in a run folder: what the options ask for, what the trainer's tracker names, or the only one.
+"""Choose one of the steps in a run folder: what the options ask for, what the tracker file names, or the only one.
 
 Nothing is chosen silently: each choice is said in ``notes`` or refused.
 """
@@ -6,7 +6,7 @@ Nothing is chosen silently: each choice is said in ``notes`` or refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workers.errors import AmbiguousSource, CorruptFile, IncompleteCheckpoint
@@ -15,6 +15,9 @@ from workers.options import ConvertOptions
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """Megatron-LM's and verl's note of the latest complete step."""
+
+PREFERRED_ROLES = ("actor", "policy")
+"""What is taken when nothing is asked for: verl's name for the trained model, and SkyRL's."""
 
 STILL_WRITING = "If the training still runs, it may be writing this checkpoint: try again when it is done."
 
@@ -69,6 +72,28 @@ def choose_step(listing: Listing, steps: Mapping[int, str], options: ConvertOpti
         )
     step, folder = next(iter(steps.items()))
     return StepChoice(folder, (f"step {step}, the only one",))
+
+
+def choose_role(roles: Sequence[str], where: str, options: ConvertOptions) -> tuple[str, tuple[str, ...]]:
+    """Choose one of the role folders (actor, critic ...) in ``where``, of which there is at least one; with notes."""
+    if options.role is not None and options.role not in roles:
+        raise IncompleteCheckpoint(
+            f"there is no role {options.role} in {where}; the roles are {', '.join(roles)}",
+            expected=options.role,
+            found=", ".join(roles),
+            hint="Name one of these with the option role.",
+        )
+    chosen = options.role or next((name for name in PREFERRED_ROLES if name in roles), roles[0])
+    if len(roles) > 1 and options.role is None and chosen not in PREFERRED_ROLES:
+        raise AmbiguousSource(
+            f"{where} has the roles {', '.join(roles)} and nothing says which is meant",
+            found=", ".join(roles),
+            hint="Say which with the option role.",
+        )
+    if len(roles) == 1:
+        return chosen, ()
+    others = ", ".join(name for name in roles if name != chosen)
+    return chosen, (f"role {chosen}{', as asked for' if options.role else ''}; {others} lies beside it",)
 
 
 def tracker_text(listing: Listing) -> str | None:

@@ -13,14 +13,11 @@ from itertools import pairwise
 from workers.errors import AmbiguousSource, IncompleteCheckpoint, InvalidOption, UnknownFormat
 from workers.formats._format import Listing, join
 from workers.formats._model_folder import read_json
-from workers.formats._steps import STILL_WRITING, choose_step
+from workers.formats._steps import STILL_WRITING, choose_role, choose_step
 from workers.options import ConvertOptions
 from workers.storage import FileEntry
 
 FSDP_CONFIG = "fsdp_config.json"
-PREFERRED_ROLES = ("actor", "policy")
-"""What is taken when nothing is asked for: verl's name for the trained model, and SkyRL's."""
-
 _RANK_FILE = re.compile(r"model_world_size_(\d{1,9})_rank_(\d{1,9})\.pt")
 _STEP = re.compile(r"global_step_(\d{1,18})")
 
@@ -108,27 +105,10 @@ def _choose_role(listing: Listing, step: RoleFolder, options: ConvertOptions) ->
         return step
     roles = [name for name in listing.folders(step.path) if rank_file_count(listing, join(step.path, name))]
     where = step.path or "the folder"
-    if not roles or (options.role is not None and options.role not in roles):
-        if options.role is not None and roles:
-            raise IncompleteCheckpoint(
-                f"there is no role {options.role} in {where}; the roles are {', '.join(roles)}",
-                expected=options.role,
-                found=", ".join(roles),
-                hint="Name one of these with the option role.",
-            )
+    if not roles:
         raise _no_rank_files(listing, step)
-    chosen = options.role or next((name for name in PREFERRED_ROLES if name in roles), roles[0])
-    if len(roles) > 1 and options.role is None and chosen not in PREFERRED_ROLES:
-        raise AmbiguousSource(
-            f"{where} has the roles {', '.join(roles)} and nothing says which is meant",
-            found=", ".join(roles),
-            hint="Say which with the option role.",
-        )
-    notes = step.notes
-    if len(roles) > 1:
-        others = ", ".join(name for name in roles if name != chosen)
-        notes += (f"role {chosen}{', as asked for' if options.role else ''}; {others} lies beside it",)
-    return RoleFolder(join(step.path, chosen), notes)
+    chosen, notes = choose_role(roles, where, options)
+    return RoleFolder(join(step.path, chosen), step.notes + notes)
 
 
 def _no_rank_files(listing: Listing, step: RoleFolder) -> UnknownFormat | IncompleteCheckpoint:
