@@ -87,7 +87,8 @@ class NumpyArithmetic:
 
 def _cast_block(values: Elements, source: str, out: Elements, target: str) -> None:
     if source in ("F64", "F16"):
-        single = values.view(_NUMPY_FLOATS[source]).astype(np.float32).view(np.uint32)
+        with np.errstate(over="ignore"):  # beyond float32's range is infinity, as in torch
+            single = values.view(_NUMPY_FLOATS[source]).astype(np.float32).view(np.uint32)
     elif source == "BF16":
         single = values.astype(np.uint32) << np.uint32(16)
     elif source == "F32":
