@@ -114,7 +114,8 @@ class Attempt:
         self.outcome = "succeeded"
 
     def _failed(self, error: BaseException) -> None:
-        stop = self._stop if isinstance(error, Cancelled) else None
+        # What breaks while the work is being stopped, such as a cluster on its way down, is no fault of the job.
+        stop = self._stop
         if stop == "shutdown":
             self._leases.give_back(self.lease, "the service was stopped")
             self.outcome = "given back"

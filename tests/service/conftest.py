@@ -44,6 +44,7 @@ class FakeConverter:
     """Stands in for ``convert``: goes on when it is let, fails when it is told to, obeys ``cancel``."""
 
     fail_with: list[BaseException] = field(default_factory=list)
+    when_cancelled: BaseException = field(default_factory=lambda: Cancelled("stopped"))
     gate: threading.Event = field(default_factory=threading.Event)
     before_commit: Callable[[], None] = lambda: None
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -56,7 +57,7 @@ class FakeConverter:
         observer(PROGRESS)
         while not self.gate.wait(0.01):
             if cancel.is_set():
-                raise Cancelled("stopped")
+                raise self.when_cancelled
         if self.fail_with:
             raise self.fail_with.pop(0)
         observer(FileCompleted("model.safetensors", 10, "d"))

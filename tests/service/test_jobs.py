@@ -73,6 +73,15 @@ def test_a_running_job_is_cancelled_within_a_second(service, converter):
     assert not converter.committed
 
 
+def test_what_breaks_while_a_job_is_cancelled_does_not_make_it_a_failed_one(service, converter):
+    converter.gate.clear()
+    converter.when_cancelled = StorageError("the cluster is gone")
+    job = service.client.submit("/in", "/out")
+    service.job_in(job["id"], "running")
+    service.client.cancel(job["id"])
+    assert service.client.wait(job["id"], timeout_s=10)["state"] == "cancelled"
+
+
 def test_cancelling_a_finished_job_changes_nothing(service):
     job = service.client.submit("/in", "/out")
     service.client.wait(job["id"], timeout_s=10)
