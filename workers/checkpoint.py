@@ -159,6 +159,8 @@ class Checkpoint:
     evidence: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    strict_ties: bool = False
+    """Whether tensors that contradict what the config says of tied embeddings are refused unless the user decides."""
 
     @property
     def index(self) -> dict[str, int]:

@@ -110,7 +110,8 @@ def _in_order(parts: PeftParts) -> list[Entry]:
 
 
 def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOptions, probe: Probe) -> Mapping:
-    config = _config(checkpoint)
+    keeps_names = checkpoint.config is None and options.family == KEEP
+    config = {} if keeps_names else _config(checkpoint)
     model = _rename(checkpoint, entries, config, options)
     if options.family != KEEP:
         check_config(model.entries, config)
@@ -121,7 +122,7 @@ def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOpt
         family=model.family,
         targets=targets,
         dropped=(*model.dropped, *tied.dropped),
-        files=((CONFIG, content),),
+        files=() if keeps_names else ((CONFIG, content),),
         side_files=checkpoint.side_files,
         notes=(*model.notes, *tied.notes),
     )
@@ -223,7 +224,7 @@ def _tie(
     """Tie as the config or the user says; a model from the hub stays as it is unless the user asks."""
     if checkpoint.naming == HUB_NAMING and options.tie_word_embeddings is None:
         return Tying(entries)
-    strict = checkpoint.naming not in HUB_LIKE
+    strict = checkpoint.strict_ties or checkpoint.naming not in HUB_LIKE
     return tie(entries, config, probe, wanted=options.tie_word_embeddings, strict=strict)
 
 

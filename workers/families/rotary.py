@@ -1,7 +1,7 @@
 """Rotary embeddings in two row orders: pairs (Meta, torchtune, torchtitan's llama) and halves (the hub).
 
 A head of d rows rotates row 2i with 2i + 1 in the one order, and row i with i + d/2 in the other.
-Source: transformers ``convert_llama_weights_to_hf.py`` (``permute``), torchtitan ``models/llama3/state_dict_adapter.py``.
+Sources: transformers ``convert_llama_weights_to_hf.py`` (``permute``), torchtitan ``state_dict_adapter.py`` of llama3.
 """
 
 from __future__ import annotations
