@@ -159,6 +159,8 @@ class Checkpoint:
     evidence: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Tensors of the files that are no part of the model, and why; the plan lists them."""
     strict_ties: bool = False
     """Whether tensors that contradict what the config says of tied embeddings are refused unless the user decides."""
 
