@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import xxhash
@@ -67,6 +66,8 @@ def digest_of_list(digests: Iterable[str]) -> str:
 
 def program_version() -> str:
     """The installed version of unshard."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - inspecting needs no version
+
     try:
         return version("unshard")
     except PackageNotFoundError:
