@@ -15,17 +15,16 @@ from workers.families import lora_config
 from workers.families.adapters import PeftParts, adapter_entries, is_peft, take_apart
 from workers.families.checks import check_config, check_counts
 from workers.families.config_file import CONFIG, edited_config
+from workers.families.dequantize import QUANTIZATION, Dequantized, check_scales, dequantize, is_fp8
 from workers.families.lora_merge import merge
-from workers.families.operations import Facts
 from workers.families.registry import (
     ANY_MODEL,
     HUB_LIKE,
     KEEP,
     NAMES_KEPT,
     find_tables,
+    model_facts,
     model_types,
-    text_config,
-    transformers_version,
 )
 from workers.families.rules import Entry, Rule, Table, apply_rules
 from workers.families.ties import Tying, tie
@@ -35,11 +34,8 @@ from workers.options import ConvertOptions
 HUB_NAMING = "huggingface"
 """Naming of a source that is a Hugging Face model already: no table renames it."""
 
-KEEP_FLOAT32 = ("e_score_correction_bias",)
-"""Ends of names that no cast to fewer bits touches: transformers' ``_keep_in_fp32_modules_strict``."""
-
-SIZE_OPTIONS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-"""Options that stand for sizes of the config."""
+KEEP_FLOAT32 = ("e_score_correction_bias", "_scale_inv")
+"""Ends of names that no cast to fewer bits touches: transformers' ``_keep_in_fp32_modules_strict``, scales of FP8."""
 
 VOCABULARY_NAMES = ("embed_tokens.weight", "lm_head.weight")
 """Ends of names of tensors with a row for each token."""
@@ -115,17 +111,28 @@ def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOpt
     model = _rename(checkpoint, entries, config, options)
     if options.family != KEEP:
         check_config(model.entries, config)
-    tied = _tie(checkpoint, model.entries, config, options, probe)
+    plain = _dequantized(model.entries, config, options)
+    tied = _tie(checkpoint, plain.entries, config, options, probe)
     targets = _targets(tied.entries, options, model.tables, "")
+    if options.dequantize:
+        config.pop(QUANTIZATION, None)
     content = edited_config(config, (target.expression for target in targets), tied=tied.flag)
     return Mapping(
         family=model.family,
         targets=targets,
-        dropped=(*model.dropped, *tied.dropped),
+        dropped=(*(Dropped(name, reason) for name, reason in checkpoint.left_out), *model.dropped, *tied.dropped),
         files=() if keeps_names else ((CONFIG, content),),
         side_files=checkpoint.side_files,
-        notes=(*model.notes, *tied.notes),
+        notes=(*model.notes, *plain.notes, *tied.notes),
     )
+
+
+def _dequantized(entries: list[Entry], config: dict[str, Any], options: ConvertOptions) -> Dequantized:
+    if options.dequantize:
+        return dequantize(entries, config, options.dtype)
+    if is_fp8(config):
+        check_scales(entries)
+    return Dequantized(entries)
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -144,7 +151,7 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
 def _rename(checkpoint: Checkpoint, entries: list[Entry], config: dict[str, Any], options: ConvertOptions) -> _Model:
     """Apply the tables that fit the config, one after the other."""
     tables = () if checkpoint.naming == HUB_NAMING else find_tables(checkpoint.naming, config, options.family)
-    facts = _facts(config, options)
+    facts = model_facts(config, options)
     names_are_known = checkpoint.naming in HUB_LIKE or options.family == KEEP
     dropped: list[Dropped] = []
     used = [table.name for table in tables if ANY_MODEL not in table.model_types]
@@ -161,14 +168,6 @@ def _rename(checkpoint: Checkpoint, entries: list[Entry], config: dict[str, Any]
     _check_names(entries)
     dropped.extend(_padding(entries))
     return _Model(entries, tables, " + ".join(used) or NAMES_KEPT, tuple(dropped), _fused_note(entries, config))
-
-
-def _facts(config: dict[str, Any], options: ConvertOptions) -> Facts:
-    """What rules may ask of the config; where the user says otherwise, that counts."""
-    sizes = {key: value for key, value in text_config(config).items() if type(value) is int}
-    asked = {key: getattr(options, key) for key in SIZE_OPTIONS}
-    sizes |= {key: value for key, value in asked.items() if value is not None}
-    return Facts(sizes, transformers_version(config))
 
 
 def _unmapped(names: Sequence[str], table: Table) -> UnmappedTensor:

@@ -14,8 +14,9 @@ from typing import Any
 
 import workers.families
 from workers.errors import InvalidOption, UnmappedTensor
-from workers.families.operations import Version
+from workers.families.operations import Facts, Version
 from workers.families.rules import Table
+from workers.options import ConvertOptions
 
 ANY_MODEL = "*"
 NAMES_KEPT = "names kept"
@@ -24,6 +25,9 @@ KEEP = "none"
 
 HUB_LIKE = frozenset(("transformers", "huggingface"))
 """Namings whose names are the hub's where no table says otherwise; in any other, a name without a rule is unknown."""
+
+SIZE_OPTIONS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+"""Options that stand for sizes of the config."""
 
 _PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 """Keys under which a config holds that of its language model."""
@@ -73,6 +77,14 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return part
 
 
+def model_facts(config: Mapping[str, Any], options: ConvertOptions) -> Facts:
+    """What rules may ask of a config; where the user says otherwise, that counts."""
+    sizes = {key: value for key, value in text_config(config).items() if type(value) is int}
+    asked = {key: getattr(options, key) for key in SIZE_OPTIONS}
+    sizes |= {key: value for key, value in asked.items() if value is not None}
+    return Facts(sizes, transformers_version(config))
+
+
 def transformers_version(config: Mapping[str, Any]) -> Version:
     """Major and minor version of transformers that wrote a config; (0, 0) when it does not say."""
     match = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version", "")))
@@ -83,7 +95,7 @@ def _unsupported(naming: str, config: Mapping[str, Any], by_type: Mapping[str, T
     names = next(model_types(config), "of no model_type")
     architectures = config.get("architectures")
     told = f"{names} ({', '.join(map(str, architectures))})" if isinstance(architectures, list) else names
-    known = ", ".join(sorted(by_type))
+    known = ", ".join(sorted(set(by_type) - {ANY_MODEL}))
     return UnmappedTensor(
         f"the model family {told} is not supported for checkpoints with {naming} names",
         file="config.json",
