@@ -182,6 +182,17 @@ def test_two_conversions_to_one_place_do_not_meet(tmp_path: Path, destination: s
     assert len(refusals) == 1
 
 
+def test_the_source_is_never_taken_for_the_destination(tmp_path: Path) -> None:
+    checkpoint = write_source(tmp_path / "source", random_tensors(5), 5)
+    (tmp_path / "source" / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "source")
+    plan = identity_plan(checkpoint, ConvertOptions(overwrite=True))
+    for destination in (tmp_path / "source", tmp_path, tmp_path / "link"):
+        with pytest.raises(DestinationNotEmpty, match=r"rank-0\.bin of the source"):
+            run_plan(plan, str(destination))
+    run_plan(plan, str(tmp_path / "source" / "model"))
+
+
 def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
     checkpoint = write_source(tmp_path / "source", random_tensors(5), 5)
     folder = open_folder(str(tmp_path / "source"))

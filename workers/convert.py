@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from workers.checkpoint import Checkpoint
@@ -22,7 +23,7 @@ from workers.collect import Collection
 from workers.destination import Destination, Intent, open_destination, order_of_writing
 from workers.engines import Engine, Work
 from workers.engines.threads import ThreadsEngine
-from workers.errors import Cancelled, CorruptFile, InputError
+from workers.errors import Cancelled, CorruptFile, DestinationNotEmpty, InputError
 from workers.events import Committed, Observer, Planned, Started, Verifying, Warned, ignore
 from workers.families import map_checkpoint
 from workers.formats import open_checkpoint
@@ -50,7 +51,7 @@ def plan(source: str, destination: str, options: ConvertOptions | None = None) -
     """Plan a conversion and look whether its destination could take it; nothing is written."""
     options = options or ConvertOptions()
     made = plan_source(source, options)
-    target = open_destination(FolderAddress(destination, options.destination_profile))
+    target = _open_apart(made, destination)
     target.check(_intent(made, "preview"))
     return made
 
@@ -112,7 +113,7 @@ def run_plan(  # noqa: PLR0913 - as convert
     observer(Planned(made.summary()))
     run = _Conversion(
         plan=made,
-        destination=open_destination(FolderAddress(destination, made.options.destination_profile)),
+        destination=_open_apart(made, destination),
         engine=engine or ThreadsEngine(),
         observer=observer,
         cancel=cancel or threading.Event(),
@@ -130,6 +131,32 @@ def run_plan(  # noqa: PLR0913 - as convert
         bytes_read=bytes_read,
         warnings=tuple(manifest["warnings"]),
     )
+
+
+def _open_apart(made: Plan, destination: str) -> Destination:
+    """Open the destination; refuse one that the source's own files lie in, since overwriting would take them away."""
+    address = FolderAddress(destination, made.options.destination_profile)
+    place = _place(open_folder(address))
+    checkpoint = made.checkpoint
+    sources = [(file.folder or checkpoint.address, file.path) for file in checkpoint.files]
+    sources += [(side.folder or checkpoint.address, side.source_path) for side in made.mapping.side_files]
+    if checkpoint.config_path:
+        sources.append((checkpoint.address, checkpoint.config_path))
+    places = {folder: _place(open_folder(folder)) for folder in {folder for folder, _ in sources}}
+    for folder, path in sources:
+        if f"{places[folder]}/{path}".startswith(f"{place}/"):
+            raise DestinationNotEmpty(
+                f"{destination} can't be the destination: {path} of the source lies in it",
+                file=path,
+                hint="Choose a folder that holds nothing of the source; a new one inside of it will do.",
+            )
+    return open_destination(address)
+
+
+def _place(folder: Folder) -> str:
+    """Where a folder is, with links followed, to compare with others."""
+    local = folder.local_path()
+    return folder.address.url.rstrip("/") if local is None else str(Path(local).resolve())
 
 
 def _source_folder(checkpoint: Checkpoint) -> Folder:
