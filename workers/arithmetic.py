@@ -129,6 +129,8 @@ def _float8_values(exponent_bits: int, *, has_infinity: bool) -> NDArray[np.floa
 _FLOAT8_VALUES = {
     "F8_E4M3": _float8_values(4, has_infinity=False),
     "F8_E5M2": _float8_values(5, has_infinity=True),
+    # Powers of two, as scales of blocks are. Source: OCP Microscaling Formats 1.0, 5.4.1.
+    "F8_E8M0": np.array([2.0 ** (pattern - 127) for pattern in range(255)] + [np.nan], dtype=np.float32),
 }
 _NUMPY_FLOATS: dict[str, Any] = {"F64": np.float64, "F16": np.float16}
 

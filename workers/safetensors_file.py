@@ -59,7 +59,8 @@ def open_safetensors(folder: Folder, path: str, size_bytes: int, *, offset: int 
     Takes one read, or two when the header is longer than 256 KiB. Raises ``CorruptFile``.
     """
     head = folder.read(path, offset, min(size_bytes, _FIRST_READ_BYTES)) if size_bytes else b""
-    if kind_of(head[:HEAD_BYTES]) not in {"a safetensors file", "zeros"} and not _plausible(head, size_bytes):
+    begins_as_one = kind_of(head[:HEAD_BYTES]) in {"a safetensors file", "zeros"} or head[8:9] == b"{"
+    if not begins_as_one and not _plausible(head, size_bytes):
         raise not_expected(path, head[:HEAD_BYTES], size_bytes, _EXPECTED)
     length = _LENGTH.unpack_from(head)[0] if len(head) >= _LENGTH.size else LARGEST_HEADER_BYTES + 1
     if length > LARGEST_HEADER_BYTES:

@@ -65,7 +65,9 @@ def test_a_sharded_folder_is_read_through_its_index(tmp_path):
 
 def test_a_file_of_the_index_that_is_missing_is_told(tmp_path):
     (sharded(tmp_path) / TWO).unlink()
-    assert TWO in refused(tmp_path, IncompleteCheckpoint).message
+    error = refused(tmp_path, IncompleteCheckpoint)
+    assert TWO in error.message
+    assert error.tensor == "c"
 
 
 def test_a_tensor_that_is_not_where_the_index_says_is_told(tmp_path):
@@ -85,12 +87,21 @@ def test_an_index_without_a_weight_map_is_corrupt(tmp_path, content):
         opened(tmp_path)
 
 
-def test_the_index_decides_between_copies_of_a_tensor(tmp_path):
-    sharded(tmp_path)
+@pytest.mark.parametrize("there", [ONE, TWO])
+def test_the_index_decides_between_copies_of_a_tensor_and_the_other_is_a_replica(tmp_path, there):
+    sharded(tmp_path, {"a": there, "b": ONE, "c": TWO})
     save_file({"c": values(2, 20), "a": values(3, 70)}, tmp_path / TWO)
     checkpoint = opened(tmp_path)
-    assert Evaluator(checkpoint).whole(checkpoint.index["a"]).view(np.float32)[0] == 0
+    evaluator, number = Evaluator(checkpoint), checkpoint.index["a"]
+    first = {ONE: 0, TWO: 70}
+    assert evaluator.whole(number).view(np.float32)[0] == first.pop(there)
+    assert evaluator.whole(number, replicas=True).view(np.float32)[0] == first.popitem()[1]
     assert "repeats 1 tensors" in checkpoint.notes[0]
+
+
+def test_an_index_beside_a_whole_model_that_it_does_not_name_is_ambiguous(tmp_path):
+    save_file({"a": values(3)}, sharded(tmp_path) / "model.safetensors")
+    assert "model.safetensors" in refused(tmp_path, AmbiguousSource).message
 
 
 def test_copies_that_no_index_decides_between_are_refused(tmp_path):

@@ -36,10 +36,13 @@ def edited_config(config: Mapping[str, Any], expressions: Iterable[Expression], 
 
 
 def main_dtype(expressions: Iterable[Expression]) -> str | None:
-    """Torch's name of the floating-point dtype that most weights have; None when no weight is floating-point."""
+    """Torch's name of the floating-point dtype that most weights have; None when no weight is floating-point.
+
+    FP8 does not count: quantised models keep the dtype that they are computed in.
+    """
     counts: dict[str, int] = {}
     for expression in expressions:
-        if ELEMENT_TYPES[expression.dtype].floating:
+        if ELEMENT_TYPES[expression.dtype].floating and ELEMENT_TYPES[expression.dtype].size_bytes > 1:
             counts[expression.dtype] = counts.get(expression.dtype, 0) + prod(expression.shape)
     return ELEMENT_TYPES[max(counts, key=lambda dtype: counts[dtype])].torch_name if counts else None
 

@@ -16,11 +16,12 @@ import xxhash
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder, SourceFile
 from workers.errors import AmbiguousSource, CorruptFile, GeometryMismatch, IncompleteCheckpoint, UnknownFormat
+from workers.formats._dcp_safetensors import SHARD
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._model_folder import CONFIG, find_model_files, read_json
 from workers.geometry import contiguous_strides
 from workers.options import ConvertOptions
-from workers.safetensors_file import SafetensorsFile, open_safetensors
+from workers.safetensors_file import SafetensorsFile, StoredTensor, open_safetensors
 from workers.storage import FileEntry, Folder
 
 NAMING = "huggingface"
@@ -31,6 +32,10 @@ FILES_AT_ONCE = 8
 _INDEX_END = ".safetensors.index.json"
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 _USUAL = ("model.safetensors", "adapter_model.safetensors")
+
+
+_Copy = tuple[str, StoredTensor, int]
+"""A tensor's name, the tensor, and the number of a file that has it although the index leads to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class _Weights:
 def detect(listing: Listing) -> Detection | None:
     """Recognise a folder with safetensors files or an index of them."""
     names = [name for name in listing.files() if name.endswith((".safetensors", _INDEX_END))]
-    if not names:
+    if not names or all(map(SHARD.fullmatch, names)):
         return None
     return Detection((names[0] if len(names) == 1 else f"{len(names)} files *.safetensors",))
 
@@ -57,8 +62,9 @@ def open_huggingface(listing: Listing, options: ConvertOptions) -> Checkpoint:
     builder = CheckpointBuilder()
     notes = list(weights.notes)
     holders: dict[str, str] = {}
+    copies: list[_Copy] = []
     for opened, entry in _open_all(listing.folder, weights.files):
-        notes += _add(builder, opened, entry, weights.where, holders)
+        notes += _add(builder, opened, entry, weights.where, (holders, copies))
     absent = next((name for name in weights.where if name not in holders), None)
     if absent is not None:
         raise IncompleteCheckpoint(
@@ -67,6 +73,8 @@ def open_huggingface(listing: Listing, options: ConvertOptions) -> Checkpoint:
             tensor=absent,
             hint="Files of different downloads or versions are mixed: fetch the folder again.",
         )
+    for name, tensor, file in copies:  # behind all others: the index says which is the model's
+        _add_tensor(builder, name, tensor, file)
     storages, pieces, replicas = builder.tables()
     model = find_model_files(listing, {"": True}, options)
     return Checkpoint(
@@ -133,11 +141,13 @@ def _numbered(listing: Listing, found: list[re.Match[str]]) -> _Weights:
     return _Weights(files, f"{count} files {stem}-*-of-{count:05d}.safetensors", notes=("there is no index file",))
 
 
-def _missing_files(names: list[str]) -> IncompleteCheckpoint:
+def _missing_files(names: list[str], tensor: str | None = None) -> IncompleteCheckpoint:
     listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    example = f"; by the index, {names[0]} holds for example tensor {tensor}" if tensor is not None else ""
     return IncompleteCheckpoint(
-        f"weights are missing: {listed}",
+        f"weights are missing: {listed}{example}",
         file=names[0],
+        tensor=tensor,
         expected=listed,
         found="no such file",
         hint="The download or copy is not complete: fetch the folder again.",
@@ -160,7 +170,16 @@ def _indexed(listing: Listing, index: str) -> _Weights:
         )
     missing = [name for name in names if name not in listing.files()]
     if missing:
-        raise _missing_files(missing)
+        raise _missing_files(missing, next(tensor for tensor, name in where.items() if name == missing[0]))
+    whole = index.removesuffix(".index.json")
+    if whole in listing.files() and whole not in names:
+        raise AmbiguousSource(
+            f"the folder holds {whole}, which transformers would load, and {index}, which other loaders follow, and "
+            "that names other files",
+            file=index,
+            found=f"{whole}, {', '.join(names[:4])}",
+            hint="They may be of different versions of the model: move one of the two out of the folder.",
+        )
     return _Weights(tuple(listing.files()[name] for name in names), f"{index} over {len(names)} files", where)
 
 
@@ -179,9 +198,10 @@ def _add(
     opened: SafetensorsFile,
     entry: FileEntry,
     where: Mapping[str, str],
-    holders: dict[str, str],
+    met: tuple[dict[str, str], list[_Copy]],
 ) -> list[str]:
-    """Add a file's tensors; ``holders`` remembers which file each came from. Returns notes."""
+    """Add a file's tensors; ``met`` collects which file each came from, and copies of those. Returns notes."""
+    holders, copies = met
     name_here = entry.path.rpartition("/")[2]
     digest = xxhash.xxh3_128_hexdigest(opened.header)
     file = builder.add_file(SourceFile(entry.path, entry.size_bytes, None, digest, entry.version))
@@ -189,6 +209,7 @@ def _add(
     beside = [name for name in opened.tensors if where and name not in where]
     for name, tensor in opened.tensors.items():
         if where.get(name, name_here) != name_here:
+            copies.append((name, tensor, file))
             continue
         if name in holders:
             raise GeometryMismatch(
@@ -198,12 +219,16 @@ def _add(
                 hint="Files of different models are mixed: fetch the folder again.",
             )
         holders[name] = name_here
-        number = builder.add_tensor(name, tensor.dtype, tensor.shape)
-        storage = builder.add_storage(file, tensor.offset, tensor.length_bytes, None)
-        box = (0,) * len(tensor.shape), tensor.shape
-        builder.add_piece(number, storage, tensor.offset, box, contiguous_strides(tensor.shape))
+        _add_tensor(builder, name, tensor, file)
     notes = [f"{name_here} repeats {len(repeated)} tensors that the index has elsewhere"] if repeated else []
     return notes + ([f"{name_here} has {len(beside)} tensors that the index does not list"] if beside else [])
+
+
+def _add_tensor(builder: CheckpointBuilder, name: str, tensor: StoredTensor, file: int) -> None:
+    number = builder.add_tensor(name, tensor.dtype, tensor.shape)
+    storage = builder.add_storage(file, tensor.offset, tensor.length_bytes, None)
+    box = (0,) * len(tensor.shape), tensor.shape
+    builder.add_piece(number, storage, tensor.offset, box, contiguous_strides(tensor.shape))
 
 
 FORMAT = Format("hf", "Hugging Face model folder (safetensors)", SIGNS, detect, open_huggingface)
