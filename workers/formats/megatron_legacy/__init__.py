@@ -1,0 +1,113 @@
+"""Megatron's checkpoints of one file per model-parallel rank: Megatron-LM's ``torch`` format and verl's before 0.4.
+
+``folders`` finds the rank files, ``rank_file`` reads one, ``topology`` knows the grid of ranks, ``cuts`` how each
+parameter is cut, ``assemble`` puts whole tensors together.
+Sources: Megatron-LM ``training/checkpointing.py``; verl ``utils/checkpoint/megatron_checkpoint_manager.py`` (0.3).
+"""
+
+from __future__ import annotations
+
+from workers.checkpoint import Checkpoint
+from workers.errors import CorruptFile
+from workers.families.megatron import NAMING, VERL_NAMING
+from workers.families.operations import NO_FACTS
+from workers.families.registry import model_facts
+from workers.formats._format import Detection, Format, Listing
+from workers.formats._megatron_folders import MegatronFolder, choose_folder, model_files, places
+from workers.formats._model_folder import CONFIG, ModelFiles
+from workers.formats.megatron_legacy.assemble import Assembly, RankPart, expert_count, first_layers
+from workers.formats.megatron_legacy.folders import holds, rank_folders
+from workers.formats.megatron_legacy.rank_file import read_rank_file
+from workers.formats.megatron_legacy.topology import Grid, check_all_there, find_grid
+from workers.options import ConvertOptions
+
+NAME = "megatron-legacy"
+SIGNS = "mp_rank_<TP>[_<PP>][_<EP>]/model_optim_rng.pt or model.pt, here or in iter_<N>/, release/, <role>/model/"
+
+
+def detect(listing: Listing) -> Detection | None:
+    """Recognise a folder of rank folders, of a step or role around it, or of a run."""
+    place = next(places(listing, holds), None)
+    if place is None:
+        return None
+    count = len(rank_folders(listing, place))
+    return Detection((f"{count} rank folders mp_rank_* in {place or 'the folder itself'}",))
+
+
+def open_megatron_legacy(listing: Listing, options: ConvertOptions) -> Checkpoint:
+    """Open the checkpoint of the iteration and role that the options or the trainer's own files name."""
+    folder = choose_folder(listing, options, holds)
+    model = model_files(listing, folder, options)
+    facts = NO_FACTS if model.config is None else model_facts(model.config, options)
+    grid, parts = _read(listing, folder)
+    paths = {part.rank: part.content.entry.path for part in parts}
+    arguments = parts[0].content.arguments
+    assembly = Assembly(grid, facts, first_layers(parts, paths), expert_count(facts, arguments))
+    for part in parts:
+        assembly.add(part)
+    builder = assembly.builder
+    if not builder.tensors:
+        raise CorruptFile("the rank files hold no tensors", file=parts[0].content.entry.path)
+    storages, pieces, replicas = builder.tables()
+    extra = sum(part.content.extra_states for part in parts)
+    notes = [*folder.notes]
+    if extra:
+        notes.append(f"left out: {extra} _extra_state entries, TransformerEngine's own")
+    if len(replicas):
+        notes.append(f"{len(replicas)} pieces are copies that other ranks hold, too; they must be equal")
+    return Checkpoint(
+        address=listing.folder.address,
+        format=NAME,
+        naming=VERL_NAMING if _is_verl(parts[0]) else NAMING,
+        files=tuple(builder.files),
+        tensors=tuple(builder.tensors),
+        storages=storages,
+        pieces=pieces,
+        replicas=replicas,
+        config=model.config,
+        config_path=model.config_path,
+        side_files=model.side_files,
+        layout=_layout(grid, parts),
+        evidence=_evidence(folder, parts, model),
+        notes=tuple(notes),
+        missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
+    )
+
+
+def _read(listing: Listing, folder: MegatronFolder) -> tuple[Grid, list[RankPart]]:
+    """Read the rank files, each with its place in the grid, by stage. What is missing shows once the first is read."""
+    folders = rank_folders(listing, folder.path)
+    first = read_rank_file(listing.folder, folders[0].entry)
+    grid, ranks = find_grid(folders, first)
+    check_all_there(grid, ranks, folder.path, first.arguments)
+    contents = [first, *(read_rank_file(listing.folder, other.entry) for other in folders[1:])]
+    parts = [RankPart(rank, content) for rank, content in zip(ranks, contents, strict=True)]
+    return grid, sorted(parts, key=lambda part: (part.rank.pipeline, part.rank.tensor, part.rank.expert))
+
+
+def _is_verl(part: RankPart) -> bool:
+    names = [held.name for stage in part.content.stages for held in stage]
+    return any(name.startswith(("model.layers.", "model.embed_tokens.")) for name in names)
+
+
+def _layout(grid: Grid, parts: list[RankPart]) -> dict[str, int]:
+    return {
+        "tensor_parallel": grid.tensor,
+        "pipeline_parallel": grid.pipeline,
+        "virtual_stages": max(len(part.content.stages) for part in parts),
+        "expert_parallel": grid.expert,
+        "expert_tensor_parallel": grid.expert_tensor,
+        "rank_files": len(parts),
+    }
+
+
+def _evidence(folder: MegatronFolder, parts: list[RankPart], model: ModelFiles) -> tuple[str, ...]:
+    lines = [f"{len(parts)} rank files mp_rank_* in {folder.path or 'the folder itself'}"]
+    if parts[0].content.arguments:
+        lines.append(f"arguments of the training run in {parts[0].content.entry.path}")
+    if model.config_path is not None:
+        lines.append(f"config from {model.config_path}")
+    return (*lines, *folder.notes)
+
+
+FORMAT = Format(NAME, "Megatron-LM torch and verl rank files (mp_rank_*)", SIGNS, detect, open_megatron_legacy)

@@ -1,0 +1,155 @@
+"""Read one rank file: the tensors of each virtual pipeline stage, where they lie, and what training was told.
+
+Megatron-LM saves a dict with ``model`` (``model0``, ``model1`` ... with virtual stages) beside ``args``; verl saves a
+list of state dicts. Names are as the modules have them, with local layer and expert numbers.
+Sources: Megatron-LM ``training/checkpointing.py``; verl ``utils/checkpoint/megatron_checkpoint_manager.py`` (0.3).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from workers.errors import CorruptFile, GeometryMismatch, InputError
+from workers.formats._steps import STILL_WRITING
+from workers.geometry import Shape
+from workers.pickles import Record, TensorRecord, paused_collector
+from workers.storage import FileEntry, Folder
+from workers.torch_file import StoredRange, TorchFile, open_torch_file, resolve
+
+OLDEST_VERSION = 2.0
+"""Before it, query_key_value has its rows in other orders (Megatron-LM ``fix_query_key_value_ordering``)."""
+
+_MODEL = re.compile(r"model(\d*)")
+_WRAPPER = re.compile(r"^(module\.)+")
+# Names of before Megatron-Core; shapes and orders of rows are the same.
+_OLD_NAMES = (
+    (re.compile(r"^language_model\.embedding\."), "embedding."),
+    (re.compile(r"^(language_model\.)?output_layer\."), "output_layer."),
+    (re.compile(r"^language_model\.(encoder|transformer)\.layers\."), "decoder.layers."),
+    (re.compile(r"^language_model\.(encoder|transformer)\.final_(layer)?norm\."), "decoder.final_layernorm."),
+    (re.compile(r"\.(self_)?attention\.query_key_value\."), ".self_attention.linear_qkv."),
+    (re.compile(r"\.(self_)?attention\.dense\."), ".self_attention.linear_proj."),
+    (re.compile(r"\.mlp\.dense_h_to_4h\."), ".mlp.linear_fc1."),
+    (re.compile(r"\.mlp\.dense_4h_to_h\."), ".mlp.linear_fc2."),
+    (re.compile(r"\.input_(layer)?norm\."), ".input_layernorm."),
+    (re.compile(r"\.post_attention_(layer)?norm\."), ".pre_mlp_layernorm."),
+)
+
+
+class Held(NamedTuple):
+    """A tensor as one rank holds it: its place in the file, and the storage that holds it."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    strides: Shape
+    start: int
+    stored: StoredRange
+
+
+@dataclass(frozen=True, slots=True)
+class RankContent:
+    """What one rank file holds: tensors by virtual stage, and the arguments of the training run."""
+
+    entry: FileEntry
+    digest: str
+    stages: tuple[tuple[Held, ...], ...]
+    arguments: Mapping[str, Any]
+    extra_states: int
+    """How many entries of TransformerEngine are left out."""
+
+
+def read_rank_file(folder: Folder, entry: FileEntry) -> RankContent:
+    """Read a rank file's metadata. Raises what ``open_torch_file`` raises, and ``CorruptFile`` for other content."""
+    with paused_collector:
+        try:
+            file = open_torch_file(folder, entry.path, entry.size_bytes)
+        except CorruptFile as error:
+            error.hint = f"{error.hint} {STILL_WRITING}".strip()
+            raise
+        stages, arguments = _stages(file)
+        entries = [list(_flat(entry.path, stage)) for stage in stages]
+        held = tuple(tuple(_held(file, stage)) for stage in entries)
+        extra = sum(len(stage) for stage in entries) - sum(map(len, held))
+    return RankContent(entry, file.directory_digest, held, arguments, extra)
+
+
+def _stages(file: TorchFile) -> tuple[list[Any], Mapping[str, Any]]:
+    root = file.root
+    if isinstance(root, list):
+        return list(root), {}
+    if not isinstance(root, dict):
+        _refuse(file.path, "a dict with model, or a list of state dicts", f"a {type(root).__name__}")
+    numbered = {
+        match[1]: value for key, value in root.items() if isinstance(key, str) and (match := _MODEL.fullmatch(key))
+    }
+    if not numbered:
+        keys = ", ".join(map(str, list(root)[:8]))
+        _refuse(file.path, "the key model, or model0, model1 ...", keys or "an empty dict")
+    _check_version(file.path, root)
+    arguments = root.get("args")
+    told = arguments.state if isinstance(arguments, Record) and isinstance(arguments.state, dict) else {}
+    return [numbered[key] for key in sorted(numbered, key=lambda text: int(text or 0))], told
+
+
+def _check_version(path: str, root: Mapping[Any, Any]) -> None:
+    version = root.get("checkpoint_version", 0)
+    if not isinstance(version, int | float) or version < OLDEST_VERSION:
+        raise GeometryMismatch(
+            f"{path}: its checkpoint_version is {version!r}: before {OLDEST_VERSION:g} query_key_value has its rows in "
+            "another order, which is not read",
+            file=path,
+            expected=f"checkpoint_version {OLDEST_VERSION:g} or later",
+            found=repr(version),
+            hint="Load it with a Megatron-LM of 2021 or later and save it again.",
+        )
+
+
+def _flat(path: str, stage: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The names and values of a state dict, also of one in nested dicts as Megatron-LM had before Megatron-Core."""
+    if not isinstance(stage, dict):
+        _refuse(path, "a state dict: names and their tensors", f"a {type(stage).__name__}")
+    for key, value in stage.items():
+        if not isinstance(key, str):
+            _refuse(path, "names that are texts", repr(key)[:120])
+        if isinstance(value, dict) and value and not key.endswith("_extra_state"):
+            yield from _flat(path, value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _held(file: TorchFile, entries: list[tuple[str, Any]]) -> Iterator[Held]:
+    for raw, value in entries:
+        name = clean_name(raw)
+        if name.endswith("_extra_state"):
+            continue
+        if type(value) is not TensorRecord:
+            _refuse(file.path, f"a tensor as {name}", f"a {type(value).__name__}", name)
+        if value.conjugate or value.negative:
+            _refuse(file.path, "tensors as they are stored", f"{name}, a negative or conjugate view", name)
+        place = resolve(file, value, name=name)
+        yield Held(name, value.dtype, value.shape, place.strides, place.offset, place.stored)
+
+
+def clean_name(name: str) -> str:
+    """A tensor's name without wrappers, in Megatron-Core's words."""
+    name = _WRAPPER.sub("", name)
+    if name.startswith("language_model.") or ".query_key_value." in name:
+        for pattern, new in _OLD_NAMES:
+            name = pattern.sub(new, name)
+    return name
+
+
+def _refuse(path: str, expected: str, found: str, tensor: str | None = None) -> NoReturn:
+    kind: type[InputError] = GeometryMismatch if tensor else CorruptFile
+    raise kind(
+        f"{path}: expected {expected}, found {found}",
+        file=path,
+        tensor=tensor,
+        expected=expected,
+        found=found,
+        hint="This is not what Megatron-LM or verl save: check that it is the weights' file, and of one training run.",
+    )

@@ -1,0 +1,131 @@
+"""The grid of a training run: tensor, pipeline and expert parallelism, which file is which rank, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workers.errors import GeometryMismatch, IncompleteCheckpoint
+from workers.formats._format import join
+from workers.formats._steps import STILL_WRITING
+from workers.formats.megatron_legacy.folders import RankFolder
+from workers.formats.megatron_legacy.rank_file import RankContent
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A file's place in the grid."""
+
+    tensor: int
+    pipeline: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Sizes of the parallel groups; ``expert_tensor`` is that of tensor parallelism inside of experts."""
+
+    tensor: int
+    pipeline: int
+    expert: int
+    expert_tensor: int
+
+    def expert_place(self, rank: Rank) -> tuple[int, int]:
+        """Rank and ranks of the tensor parallelism inside of experts."""
+        return rank.tensor % self.expert_tensor, self.expert_tensor
+
+    def folder_name(self, rank: Rank) -> str:
+        """The name of a rank's folder."""
+        name = f"mp_rank_{rank.tensor:02d}"
+        name += f"_{rank.pipeline:03d}" if self.pipeline > 1 else ""
+        return name + (f"_{rank.expert:03d}" if self.expert > 1 else "")
+
+
+def find_grid(folders: Sequence[RankFolder], first: RankContent) -> tuple[Grid, list[Rank]]:
+    """The grid, and each folder's place in it. ``first`` is the content of the first folder's file.
+
+    Arguments of the run tell where there are any, else the numbers that occur: a second one is the pipeline rank,
+    as verl has it. Raises ``GeometryMismatch`` for numbers that don't fit.
+    """
+    told = {key: value for key, value in first.arguments.items() if type(value) is int and value > 0}
+    columns = [max(column) + 1 for column in zip(*(folder.numbers for folder in folders), strict=False)]
+    sizes = {len(folder.numbers) for folder in folders}
+    if len(sizes) != 1:
+        names = ", ".join(sorted({folder.name for folder in folders}, key=len)[:: max(1, len(folders) - 1)])
+        raise _mixed(names, "names of one form")
+    tensor = told.get("tensor_model_parallel_size", columns[0])
+    pipeline = told.get("pipeline_model_parallel_size")
+    expert = told.get("expert_model_parallel_size")
+    if pipeline is None or expert is None:
+        pipeline, expert = _by_numbers(columns, pipeline, expert)
+    expert_tensor = told.get("expert_tensor_parallel_size", tensor)
+    if tensor % expert_tensor:
+        raise _mixed(f"expert_tensor_parallel_size {expert_tensor}", f"a divisor of the tensor-parallel size {tensor}")
+    grid = Grid(tensor, pipeline, expert, expert_tensor)
+    return grid, [_rank(folder, grid) for folder in folders]
+
+
+def _by_numbers(columns: Sequence[int], pipeline: int | None, expert: int | None) -> tuple[int, int]:
+    """Sizes of the pipeline and of expert parallelism by the numbers that occur: pipeline first."""
+    if len(columns) == 3:
+        return columns[1], columns[2]
+    if len(columns) == 2 and pipeline != 1:
+        return columns[1], expert or 1
+    return pipeline or 1, columns[1] if len(columns) == 2 else expert or 1
+
+
+def _rank(folder: RankFolder, grid: Grid) -> Rank:
+    numbers = list(folder.numbers)
+    wanted = 1 + (grid.pipeline > 1) + (grid.expert > 1)
+    if len(numbers) != wanted:
+        expected = grid.folder_name(Rank(0, 0, 0))
+        raise _mixed(folder.name, f"names such as {expected}, as the arguments in the files tell")
+    tensor = numbers.pop(0)
+    pipeline = numbers.pop(0) if grid.pipeline > 1 else 0
+    expert = numbers.pop(0) if grid.expert > 1 else 0
+    if tensor >= grid.tensor or pipeline >= grid.pipeline or expert >= grid.expert:
+        raise _mixed(folder.name, f"ranks of a run with TP {grid.tensor}, PP {grid.pipeline}, EP {grid.expert}")
+    return Rank(tensor, pipeline, expert)
+
+
+def check_all_there(grid: Grid, ranks: Sequence[Rank], place: str, told: Mapping[str, Any]) -> None:
+    """Raise ``IncompleteCheckpoint`` for a tensor rank of a stage, or an expert rank, that no file has.
+
+    With experts the files are not all pairs of tensor and expert ranks, only those that a data-parallel group saved.
+    """
+    there = {(rank.tensor, rank.pipeline) for rank in ranks}
+    for pipeline in range(grid.pipeline):
+        for tensor in range(grid.tensor):
+            if (tensor, pipeline) not in there:
+                raise _missing(grid, Rank(tensor, pipeline, 0), (place, told), f"tensor-parallel rank {tensor}")
+    experts = {(rank.pipeline, rank.expert, grid.expert_place(rank)[0]) for rank in ranks}
+    for pipeline in range(grid.pipeline):
+        for expert in range(grid.expert):
+            for tensor in range(min(grid.expert_tensor, grid.tensor)):
+                if (pipeline, expert, tensor) not in experts:
+                    raise _missing(grid, Rank(tensor, pipeline, expert), (place, told), f"expert rank {expert}")
+
+
+def _missing(grid: Grid, rank: Rank, where: tuple[str, Mapping[str, Any]], which: str) -> IncompleteCheckpoint:
+    place, told = where
+    name = grid.folder_name(rank)
+    stage = f" of pipeline stage {rank.pipeline}" if grid.pipeline > 1 else ""
+    by = "the arguments in the files say" if told else "by the folders that are there, it is"
+    sizes = f"TP {grid.tensor}, PP {grid.pipeline}, EP {grid.expert}"
+    return IncompleteCheckpoint(
+        f"{join(place, name)} ({which}{stage}) is missing: {by} {sizes}",
+        file=join(place, name),
+        expected=f"{name} with the rank's file",
+        found="no such file",
+        hint=f"Without a shared disk each node saves only its own ranks: copy them together. {STILL_WRITING}",
+    )
+
+
+def _mixed(found: str, expected: str) -> GeometryMismatch:
+    return GeometryMismatch(
+        f"the folders of ranks are not those of one run: found {found}, expected {expected}",
+        expected=expected,
+        found=found,
+        hint="Bring together the files of one checkpoint, and move those of another run elsewhere.",
+    )
