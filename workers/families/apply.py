@@ -120,7 +120,12 @@ def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOpt
     return Mapping(
         family=model.family,
         targets=targets,
-        dropped=(*(Dropped(name, reason) for name, reason in checkpoint.left_out), *model.dropped, *tied.dropped),
+        dropped=(
+            *(Dropped(name, reason) for name, reason in checkpoint.left_out),
+            *model.dropped,
+            *plain.dropped,
+            *tied.dropped,
+        ),
         files=() if keeps_names else ((CONFIG, content),),
         side_files=checkpoint.side_files,
         notes=(*model.notes, *plain.notes, *tied.notes),
