@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--tensors", type=int, default=36_000, help="tensors of the planning measurement")
     parser.add_argument("--ranks", type=int, default=128, help="ranks of the planning measurement")
+    parser.add_argument("--verl-python", help="python of an environment with verl, to measure verl's own merger, too")
     parser.add_argument("--only", default="disk,ray,s3,planning", help="comma-separated: disk, ray, s3, planning")
     arguments = parser.parse_args()
     chosen = {"disk": disk, "ray": ray_engine, "s3": s3, "planning": planning}
@@ -86,6 +87,12 @@ def disk(arguments: argparse.Namespace) -> list[str]:
     def convert(*options: str) -> Callable[[Path], tuple[float, int]]:
         return lambda out: run_command([UNSHARD, "convert", str(folder), str(out), *options])
 
+    peers: dict[str, Callable[[Path], tuple[float, int]]] = {}
+    if arguments.verl_python:
+        merger = [arguments.verl_python, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
+        peers["verl.model_merger"] = lambda out: run_command(
+            [*merger, "--local_dir", str(folder), "--target_dir", str(out)]
+        )
     series = interleave(
         {
             "cp -r, fsync": lambda out: (copy_and_sync(folder, out), 0),
@@ -95,6 +102,7 @@ def disk(arguments: argparse.Namespace) -> list[str]:
             "load, concatenate, save_pretrained": lambda out: run_command(
                 [PYTHON, "-m", "benchmarks.peer_merge", str(folder), str(out)]
             ),
+            **peers,
         },
         SCRATCH,
         arguments.repetitions,

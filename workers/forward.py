@@ -29,6 +29,8 @@ def compare_logits(model_a: str, model_b: str, *, atol: float = 0.0) -> Report:
         ) from error
     quiet: Any = transformers.logging.set_verbosity_error
     quiet()
+    quiet = transformers.logging.disable_progress_bar
+    quiet()
     config = transformers.AutoConfig.from_pretrained(model_a)
     generator = torch.Generator().manual_seed(SEED)
     vocabulary = int(config.get_text_config().vocab_size)
