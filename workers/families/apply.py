@@ -13,7 +13,7 @@ from workers.errors import GeometryMismatch, IncompleteCheckpoint, UnmappedTenso
 from workers.expressions import Cast, Expression, Slice, Source
 from workers.families import lora_config
 from workers.families.adapters import PeftParts, adapter_entries, is_peft, take_apart
-from workers.families.checks import check_config, check_counts
+from workers.families.checks import check_config, check_counts, check_value_model
 from workers.families.config_file import CONFIG, edited_config
 from workers.families.dequantize import QUANTIZATION, Dequantized, check_scales, dequantize, is_fp8
 from workers.families.lora_merge import merge
@@ -111,6 +111,7 @@ def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOpt
     model = _rename(checkpoint, entries, config, options)
     if options.family != KEEP:
         check_config(model.entries, config)
+        check_value_model(model.entries, asked=options.value_model)
     plain = _dequantized(model.entries, config, options)
     tied = _tie(checkpoint, plain.entries, config, options, probe)
     targets = _targets(tied.entries, options, model.tables, "")

@@ -100,6 +100,19 @@ def _is_value_head(name: str, shape: tuple[int, ...]) -> bool:
     return name == "lm_head.weight" and shape[:1] == (1,)
 
 
+def check_value_model(entries: Iterable[Entry], *, asked: bool) -> None:
+    """Refuse to call a model with a head for tokens a value model."""
+    head = next((expression for name, expression in entries if name == "lm_head.weight"), None)
+    if asked and head is not None and head.shape[:1] != (1,):
+        raise GeometryMismatch(
+            f"the option value_model says true, but lm_head.weight has {head.shape[0]} rows: it is a head for tokens",
+            tensor="lm_head.weight",
+            expected="a head of one row",
+            found=str(list(head.shape)),
+            hint="Leave the option out, or name the critic's checkpoint with the option role.",
+        )
+
+
 def check_counts(names: Iterable[str], counts: Iterable[Count], facts: Facts) -> None:
     """Raise ``GeometryMismatch`` where layers, experts or the like are not as many as the config says."""
     names = list(names)

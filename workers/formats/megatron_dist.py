@@ -8,6 +8,7 @@ Source: Megatron-Core ``dist_checkpointing`` (0.14 to 0.19); see the format's pa
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder
 from workers.errors import CorruptFile, IncompleteCheckpoint
@@ -23,6 +24,8 @@ NAME = "megatron-dist"
 NAMING = "megatron"
 BACKEND_FILE = "metadata.json"
 BACKEND, BACKEND_KEY = "torch_dist", "sharded_backend"
+COMMON_FILE = "common.pt"
+"""What is not sharded; Megatron-Core 0.19 no longer writes it."""
 
 _LARGEST_BACKEND_FILE = 64 << 10
 _NO_WEIGHT = re.compile(
@@ -37,14 +40,21 @@ _WRAPPER = re.compile(r"^(?:(?:model|module)\.)+(?=(?:embedding|decoder|output_l
 def detect(listing: Listing) -> Detection | None:
     """Recognise a folder of ``dist_checkpointing``, of a step or role around it, or of a run."""
     place = next(places(listing, holds), None)
-    return Detection((f"{join(place, BACKEND_FILE)} names a {BACKEND_KEY}",)) if place is not None else None
+    if place is None:
+        return None
+    signs = f"{join(place, BACKEND_FILE)} names a {BACKEND_KEY}"
+    return Detection(
+        (signs if BACKEND_FILE in listing.files(place) else f"{join(place, COMMON_FILE)} of Megatron-Core",)
+    )
 
 
 def holds(listing: Listing, place: str) -> bool:
     """Whether a subfolder holds a distributed checkpoint, finished or not."""
     names = listing.files(place)
     entry = names.get(BACKEND_FILE)
-    if entry is None or entry.size_bytes > _LARGEST_BACKEND_FILE:
+    if entry is None:
+        return COMMON_FILE in names and (METADATA in names or any(name.endswith(".distcp") for name in names))
+    if entry.size_bytes > _LARGEST_BACKEND_FILE:
         return False
     return f'"{BACKEND_KEY}"'.encode() in (listing.read(entry.path) or b"")
 
@@ -75,13 +85,22 @@ def open_megatron_dist(listing: Listing, options: ConvertOptions) -> Checkpoint:
         side_files=model.side_files,
         layout={"files": len(builder.files), "layers": _layers(names)},
         evidence=_evidence(folder, model),
-        notes=_notes(folder, metadata, len(names)),
+        notes=folder.notes,
+        left_out=_left_out(metadata, names),
         missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
     )
 
 
 def _check_backend(listing: Listing, place: str) -> None:
     path = join(place, BACKEND_FILE)
+    if BACKEND_FILE not in listing.files(place):
+        raise IncompleteCheckpoint(
+            f"{path} is missing: Megatron-Core writes it last, so the save was not finished",
+            file=path,
+            expected=BACKEND_FILE,
+            found=", ".join(sorted(listing.files(place))[:8]),
+            hint=f"Take another checkpoint of the run, or copy the missing file, too. {STILL_WRITING}",
+        )
     backend = (read_json(listing, path) or {}).get(BACKEND_KEY)
     if backend != BACKEND:
         raise CorruptFile(
@@ -119,7 +138,7 @@ def _no_weights(listing: Listing, folder: MegatronFolder) -> IncompleteCheckpoin
     )
 
 
-def _layers(names: dict[str, str]) -> str:
+def _layers(names: Mapping[str, str]) -> str:
     numbered = any(re.match(r"decoder\.layers\.\d+\.", name) for name in names.values())
     return "one by one" if numbered else "stacked"
 
@@ -131,15 +150,10 @@ def _evidence(folder: MegatronFolder, model: ModelFiles) -> tuple[str, ...]:
     return (*lines, *folder.notes)
 
 
-def _notes(folder: MegatronFolder, metadata: DcpMetadata, taken: int) -> tuple[str, ...]:
-    left = len(metadata.tensors) - taken
-    extra = sum("._extra_state" in name for name in metadata.objects)
-    notes = list(folder.notes)
-    if left:
-        notes.append(f"left out: {left} tensors of optimizer and random states")
-    if extra:
-        notes.append(f"left out: {extra} _extra_state objects, TransformerEngine's own")
-    return tuple(notes)
+def _left_out(metadata: DcpMetadata, taken: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    left = [(name, "optimizer or random state") for name in (t.name for t in metadata.tensors) if name not in taken]
+    count = sum("._extra_state" in name for name in metadata.objects)
+    return (*left, *([(f"*._extra_state ({count} objects)", "TransformerEngine's own state")] if count else ()))
 
 
 FORMAT = Format(

@@ -49,10 +49,7 @@ def open_megatron_legacy(listing: Listing, options: ConvertOptions) -> Checkpoin
     if not builder.tensors:
         raise CorruptFile("the rank files hold no tensors", file=parts[0].content.entry.path)
     storages, pieces, replicas = builder.tables()
-    extra = sum(part.content.extra_states for part in parts)
     notes = [*folder.notes]
-    if extra:
-        notes.append(f"left out: {extra} _extra_state entries, TransformerEngine's own")
     if len(replicas):
         notes.append(f"{len(replicas)} pieces are copies that other ranks hold, too; they must be equal")
     return Checkpoint(
@@ -70,6 +67,7 @@ def open_megatron_legacy(listing: Listing, options: ConvertOptions) -> Checkpoin
         layout=_layout(grid, parts),
         evidence=_evidence(folder, parts, model),
         notes=tuple(notes),
+        left_out=_left_out(parts),
         missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
     )
 
@@ -83,6 +81,11 @@ def _read(listing: Listing, folder: MegatronFolder) -> tuple[Grid, list[RankPart
     contents = [first, *(read_rank_file(listing.folder, other.entry) for other in folders[1:])]
     parts = [RankPart(rank, content) for rank, content in zip(ranks, contents, strict=True)]
     return grid, sorted(parts, key=lambda part: (part.rank.pipeline, part.rank.tensor, part.rank.expert))
+
+
+def _left_out(parts: list[RankPart]) -> tuple[tuple[str, str], ...]:
+    count = sum(part.content.extra_states for part in parts)
+    return ((f"*._extra_state ({count} entries)", "TransformerEngine's own state"),) if count else ()
 
 
 def _is_verl(part: RankPart) -> bool:

@@ -152,6 +152,5 @@ def _bad_shape(name: str, shape: Shape, expected: str) -> GeometryMismatch:
         tensor=name,
         expected=expected,
         found=str(list(shape)),
-        hint="The config belongs to another model (the option config_dir names another), or the files are of different "
-        "runs.",
+        hint="The config is of another model (the option config_dir names one), or the files are of different runs.",
     )

@@ -99,8 +99,8 @@ def _check_version(path: str, root: Mapping[Any, Any]) -> None:
     version = root.get("checkpoint_version", 0)
     if not isinstance(version, int | float) or version < OLDEST_VERSION:
         raise GeometryMismatch(
-            f"{path}: its checkpoint_version is {version!r}: before {OLDEST_VERSION:g} query_key_value has its rows in "
-            "another order, which is not read",
+            f"{path}: its checkpoint_version is {version!r}: before {OLDEST_VERSION:g} query_key_value has its rows "
+            "in another order, which is not read",
             file=path,
             expected=f"checkpoint_version {OLDEST_VERSION:g} or later",
             found=repr(version),
