@@ -53,6 +53,7 @@ class ConvertOptions:
     source_naming: str | None = None
     strip_prefix: str | None = None
     model_prefix: str | None = None
+    layer_prefixes: str | None = None
     llama_version: str | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None

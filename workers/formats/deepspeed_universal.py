@@ -24,7 +24,6 @@ from workers.formats._deepspeed.partitions import frozen_weights, read_all
 from workers.formats._deepspeed.states import ModelStates, StateFile, open_any, read_model_states, refuse
 from workers.formats._deepspeed.tags import (
     LATEST_UNIVERSAL,
-    STILL_WRITING,
     TagFiles,
     choose_tag,
     collect_files,
@@ -34,6 +33,7 @@ from workers.formats._deepspeed.tags import (
 from workers.formats._deepspeed.tensor_parallel import TensorParallelism
 from workers.formats._format import Detection, Format, Listing, join
 from workers.formats._state_dict import clean_name
+from workers.formats._steps import STILL_WRITING
 from workers.geometry import Shape
 from workers.options import ConvertOptions
 from workers.pickles import TensorRecord

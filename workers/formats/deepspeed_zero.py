@@ -19,11 +19,10 @@ from workers.formats._deepspeed.model import (
     foreign_buffers,
     make_checkpoint,
 )
-from workers.formats._deepspeed.partitions import fp32_weights, frozen_weights, read_all, read_partitions
-from workers.formats._deepspeed.states import ModelStates, Partition, read_model_states
+from workers.formats._deepspeed.partitions import fp32_weights, frozen_weights, read_rank
+from workers.formats._deepspeed.states import ModelStates, Partition
 from workers.formats._deepspeed.tags import (
     LATEST,
-    STILL_WRITING,
     TagFiles,
     choose_tag,
     collect_files,
@@ -34,6 +33,7 @@ from workers.formats._deepspeed.tags import (
 )
 from workers.formats._deepspeed.tensor_parallel import TensorParallelism
 from workers.formats._format import Detection, Format, Listing, join
+from workers.formats._steps import STILL_WRITING
 from workers.options import ConvertOptions
 
 SIGNS = "mp_rank_<M>_model_states.pt or zero_pp_rank_<D>_mp_rank_<M>_model_states.pt, here or in global_step<N>/"
@@ -67,7 +67,7 @@ def open_deepspeed_zero(listing: Listing, options: ConvertOptions) -> Checkpoint
     _check_experts(files)
     assembly = Assembly()
     config = find_config(listing, files, options)
-    ranks = [_read_rank(listing, files, rank) for rank in _model_ranks(files)]
+    ranks = [read_rank(listing, files, rank) for rank in _model_ranks(files)]
     first = ranks[0][0][0]
     _check_world(files, first)
     chooser = Chooser(
@@ -95,30 +95,6 @@ def open_deepspeed_zero(listing: Listing, options: ConvertOptions) -> Checkpoint
         "evidence": _evidence(files, partitions),
     }
     return make_checkpoint(listing, assembly, config, options, facts)
-
-
-def _read_rank(listing: Listing, files: TagFiles, mp_rank: int) -> tuple[list[ModelStates], list[Partition]]:
-    """Read one model-parallel rank: its model states, all of them only where each holds a part of frozen weights."""
-    partitions = read_partitions(listing.folder, files, mp_rank)
-    own = {rank: entry for rank, entry in files.model.items() if rank[0] == mp_rank}
-    head = dict([next(iter(own.items()))])
-    states = list(read_all(listing.folder, head, read_model_states))
-    is_sharded = bool(partitions) and partitions[0].stage == 3
-    if not is_sharded or not states[0].frozen:
-        return states, partitions
-    there = {rank for _, rank in own}
-    missing = next((rank for rank in range(len(partitions)) if rank not in there), None)
-    if missing is not None:
-        name = join(files.tag.path, f"zero_pp_rank_{missing}_mp_rank_{mp_rank:02d}_model_states.pt")
-        raise IncompleteCheckpoint(
-            f"{name} is missing: it holds a part of each of the {len(states[0].frozen)} frozen parameters",
-            file=name,
-            expected=f"{len(partitions)} files of model states",
-            found=f"{len(there)}",
-            hint=f"Each node saves the files of its own ranks: copy them together. {STILL_WRITING}",
-        )
-    wanted = {rank: entry for rank, entry in own.items() if rank[1] < len(partitions) and rank not in head}
-    return [*states, *read_all(listing.folder, wanted, read_model_states)], partitions
 
 
 def _model_ranks(files: TagFiles) -> list[int]:

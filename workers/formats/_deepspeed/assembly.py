@@ -113,10 +113,17 @@ class Assembly:
         return Local(record.dtype, record.shape, strided=placed)
 
     def add_all(
-        self, by_rank: Sequence[Mapping[str, Local]], parallel: TensorParallelism | None, options: ConvertOptions
+        self,
+        by_rank: Sequence[Mapping[str, Local]],
+        parallel: TensorParallelism | None,
+        options: ConvertOptions,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
-        """Add the tensors of all model-parallel ranks; ``parallel`` says how the ranks cut a tensor between them."""
-        names = clean_names(dict.fromkeys(name for tensors in by_rank for name in tensors), options)
+        """Add the tensors of all model-parallel ranks; ``parallel`` says how the ranks cut a tensor between them.
+
+        ``renamed`` has the names in the model where they are others.
+        """
+        names = renamed or clean_names(dict.fromkeys(name for tensors in by_rank for name in tensors), options)
         for name, final in names.items():
             parts = [tensors[name] for tensors in by_rank if name in tensors]
             if len(parts) == 1:

@@ -17,10 +17,11 @@ from workers.families.checks import CERTAIN
 from workers.families.registry import model_types
 from workers.formats._deepspeed.assembly import Assembly, Local
 from workers.formats._deepspeed.states import ModelStates
-from workers.formats._deepspeed.tags import STILL_WRITING, TagFiles
+from workers.formats._deepspeed.tags import TagFiles
 from workers.formats._format import Listing
 from workers.formats._model_folder import CONFIG, ModelFiles, find_model_files
 from workers.formats._state_dict import naming_of
+from workers.formats._steps import STILL_WRITING
 from workers.options import ConvertOptions
 
 HALF = ("bfloat16", "float16")

@@ -11,8 +11,10 @@ from typing import NamedTuple, TypeVar
 from workers.errors import GeometryMismatch, IncompleteCheckpoint
 from workers.formats._deepspeed.assembly import Assembly, Local, Run
 from workers.formats._deepspeed.flat import DoesNotFitError, Fragment, split_each, split_group
-from workers.formats._deepspeed.states import ModelStates, Partition, read_partition, refuse
-from workers.formats._deepspeed.tags import ONE_CHECKPOINT, STILL_WRITING, Rank, TagFiles
+from workers.formats._deepspeed.states import ModelStates, Partition, read_model_states, read_partition, refuse
+from workers.formats._deepspeed.tags import ONE_CHECKPOINT, Rank, TagFiles
+from workers.formats._format import Listing, join
+from workers.formats._steps import STILL_WRITING
 from workers.geometry import Shape
 from workers.storage import FileEntry, Folder
 
@@ -28,6 +30,30 @@ def read_all(
     """Read files in the order of their ranks; several at a time where waiting for a store is what takes time."""
     with ThreadPoolExecutor(1 if folder.is_local else FILES_AT_ONCE, thread_name_prefix="states") as pool:
         yield from pool.map(lambda job: read(folder, job[1], job[0]), files.items())
+
+
+def read_rank(listing: Listing, files: TagFiles, mp_rank: int) -> tuple[list[ModelStates], list[Partition]]:
+    """Read one model-parallel rank: its model states, all of them only where each holds a part of frozen weights."""
+    partitions = read_partitions(listing.folder, files, mp_rank)
+    own = {rank: entry for rank, entry in files.model.items() if rank[0] == mp_rank}
+    head = dict([next(iter(own.items()))])
+    states = list(read_all(listing.folder, head, read_model_states))
+    is_sharded = bool(partitions) and partitions[0].stage == 3
+    if not is_sharded or not states[0].frozen:
+        return states, partitions
+    there = {rank for _, rank in own}
+    missing = next((rank for rank in range(len(partitions)) if rank not in there), None)
+    if missing is not None:
+        name = join(files.tag.path, f"zero_pp_rank_{missing}_mp_rank_{mp_rank:02d}_model_states.pt")
+        raise IncompleteCheckpoint(
+            f"{name} is missing: it holds a part of each of the {len(states[0].frozen)} frozen parameters",
+            file=name,
+            expected=f"{len(partitions)} files of model states",
+            found=f"{len(there)}",
+            hint=f"Each node saves the files of its own ranks: copy them together. {STILL_WRITING}",
+        )
+    wanted = {rank: entry for rank, entry in own.items() if rank[1] < len(partitions) and rank not in head}
+    return [*states, *read_all(listing.folder, wanted, read_model_states)], partitions
 
 
 def read_partitions(folder: Folder, files: TagFiles, mp_rank: int) -> list[Partition]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from workers.errors import CorruptFile
-from workers.formats._deepspeed.tags import STILL_WRITING, Rank
+from workers.formats._deepspeed.tags import Rank
 from workers.formats._state_dict import clean_name
+from workers.formats._steps import STILL_WRITING
 from workers.geometry import Shape
 from workers.pickles import Record, TensorRecord
 from workers.storage import FileEntry, Folder
@@ -139,6 +140,11 @@ def read_partition(folder: Folder, entry: FileEntry, rank: Rank) -> Partition:
     if known is not None and not _are_counts(known):
         refuse(path, "partition_count: whole numbers", _kind(counts))
     return Partition(file, stage, tuple(known or ()), tuple(pieces), _paddings(state, path))
+
+
+def state_tensors(values: Any, path: str) -> dict[str, TensorRecord]:
+    """The tensors of a state dict; what else is in it is left aside."""
+    return dict(_tensors(values, path, []))
 
 
 def refuse(path: str, expected: str, found: str) -> NoReturn:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from workers.errors import AmbiguousSource, CorruptFile, GeometryMismatch, IncompleteCheckpoint, InvalidOption
 from workers.formats._format import Listing, join
+from workers.formats._steps import STILL_WRITING
 from workers.options import ConvertOptions
 from workers.storage import FileEntry
 
 LATEST = "latest"
 LATEST_UNIVERSAL = "latest_universal"
-STILL_WRITING = "If the run is still writing this checkpoint, wait until it is done."
 ONE_CHECKPOINT = "Bring together the files of one checkpoint: same run, same tag."
 
 _MODEL = re.compile(r"mp_rank_(?P<mp>\d+)_model_states\.pt")
