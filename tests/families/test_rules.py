@@ -102,7 +102,12 @@ def test_every_rule_of_every_table_is_sound():
 
 
 def test_no_model_type_has_two_tables():
-    pairs = [(table.naming, model_type) for table in all_tables() for model_type in table.model_types if model_type != ANY_MODEL]
+    pairs = [
+        (table.naming, model_type)
+        for table in all_tables()
+        for model_type in table.model_types
+        if model_type != ANY_MODEL
+    ]
     assert len(pairs) == len(set(pairs))
     assert len({table.name for table in all_tables()}) == len(all_tables())
 
