@@ -56,7 +56,7 @@ def tie(
     if embedding is None:
         return Tying(entries)
     if head is None:
-        if strict and wanted is None and _flag(config) is False:
+        if strict and wanted is None and _flag(config) is False and _may_generate(config):
             raise _contradiction("false", "there is no output head", embedding)
         return _without_head(entries, embedding, config, wanted=wanted)
     if not (_says_tied(config) if wanted is None else wanted):
@@ -113,6 +113,11 @@ def _head_for(embedding: str) -> str:
         if embedding.startswith(prefix):
             return f"{prefix.partition('.')[0]}.lm_head.weight"
     return "embed_out.weight" if embedding.startswith("gpt_neox.") else "lm_head.weight"
+
+
+def _may_generate(config: Mapping[str, Any]) -> bool:
+    architectures = config.get("architectures") or ()
+    return not architectures or any(map(_is_generative, architectures))
 
 
 def _is_generative(architecture: Any) -> bool:

@@ -41,7 +41,9 @@ class ModelPart:
     """The tensors of the model: their names as saved, and what they are called here."""
 
     names: dict[str, str]
-    notes: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Names of further tensors, and why they are no part of the model."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -74,9 +76,9 @@ def choose_model(
         raise _several(groups, where)
     (group,) = groups.values()
     names = clean_names(group.tensors, options)
-    notes = [f"left out, since they are no weights: {_listed(ignored)}"] if ignored else []
-    notes += [f"left out, since they only count: {_listed(counters)}"] if counters else []
-    return ModelPart({group.saved[name]: names[name] for name in group.tensors}, tuple(notes))
+    left_out = [(name, "training state, not a weight") for name in ignored]
+    left_out += [(name, "a counter beside the model") for name in counters]
+    return ModelPart({group.saved[name]: names[name] for name in group.tensors}, tuple(left_out))
 
 
 def clean_names(names: Iterable[str], options: ConvertOptions) -> dict[str, str]:
@@ -144,8 +146,8 @@ def _by_prefix(tensors: Sequence[TensorInfo], prefix: str, options: ConvertOptio
         )
     cleaned = clean_names(below.values(), options) if options.family != "none" else {v: v for v in below.values()}
     others = [tensor.name for tensor in tensors if tensor.name not in below]
-    notes = (f"left out, since they do not begin with {prefix}: {_listed(others)}",) if others else ()
-    return ModelPart({name: cleaned[short] for name, short in below.items()}, notes)
+    left_out = tuple((name, f"does not begin with {prefix}") for name in others)
+    return ModelPart({name: cleaned[short] for name, short in below.items()}, left_out)
 
 
 def _groups(tensors: Sequence[TensorInfo], paths: Mapping[str, Path]) -> tuple[dict[Path, _Group], list[str]]:
@@ -222,8 +224,3 @@ def _several(groups: dict[Path, _Group], where: str) -> AmbiguousSource:
 
 def _text(path: Path) -> str:
     return ".".join(map(str, path))
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{len(names)} tensors such as {shown}"

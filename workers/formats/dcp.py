@@ -8,7 +8,7 @@ Sources: torch ``distributed/checkpoint``, accelerate ``utils/fsdp_utils.py``, t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder
 from workers.errors import AmbiguousSource, IncompleteCheckpoint
@@ -67,12 +67,12 @@ def open_dcp(listing: Listing, options: ConvertOptions) -> Checkpoint:
     files = sharded_files(listing, place.prefix)
     if files and not has_metadata(listing, place.prefix):
         notes = add_sharded_tensors(builder, listing, place.prefix, files)
-        part = ModelPart({tensor.name: tensor.name for tensor in builder.tensors}, notes)
+        part = ModelPart({tensor.name: tensor.name for tensor in builder.tensors}, notes=notes)
     else:
         metadata = read_dcp_metadata(listing, place.prefix)
         part = choose_model(metadata.tensors, metadata.paths, options, place.prefix or "the DCP folder")
         add_tensors(builder, listing, place.prefix, metadata, part.names)
-        part = ModelPart(part.names, (*part.notes, *_objects(metadata)))
+        part = replace(part, notes=(*part.notes, *_objects(metadata)))
     return _checkpoint(listing, options, builder, place, part)
 
 
@@ -100,6 +100,7 @@ def _checkpoint(
         evidence=(place.evidence, *((f"config from {model.config_path}",) if model.config_path else ())),
         notes=(*place.notes, *part.notes),
         missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
+        left_out=part.left_out,
         strict_ties=True,
     )
 

@@ -191,7 +191,7 @@ def _placements(sharding: Sharding) -> str:
 
 def _evidence(ranks: RankFiles, model: ModelFiles) -> tuple[str, ...]:
     where = ranks.folder.path or "the folder itself"
-    lines = [f"{len(ranks.files)} of {ranks.world_size} rank files model_world_size_{ranks.world_size}_* in {where}"]
+    lines = [f"{len(ranks.files)} of {ranks.world_size} rank files {ranks.file_name('*')} in {where}"]
     if ranks.fsdp_version is not None:
         lines.append(f"{FSDP_CONFIG}: FSDP{ranks.fsdp_version}")
     if model.config_path is not None:

@@ -39,6 +39,12 @@ class RankFiles:
     files: dict[int, FileEntry]
     fsdp_version: int | None = None
     notes: tuple[str, ...] = ()
+    pattern: str = "model_world_size_{world_size}_rank_{rank}.pt"
+    """Names of the files; other trainers save the same content under names of their own."""
+
+    def file_name(self, rank: int | str) -> str:
+        """The name of a rank's file."""
+        return self.pattern.format(world_size=self.world_size, rank=rank)
 
     @property
     def missing(self) -> list[tuple[int, int]]:
@@ -48,7 +54,7 @@ class RankFiles:
 
     def missing_text(self) -> str:
         """The missing files by name, in ranges where they follow on each other."""
-        names = ((file_name(self.world_size, first), file_name(self.world_size, last)) for first, last in self.missing)
+        names = ((self.file_name(first), self.file_name(last)) for first, last in self.missing)
         return ", ".join(first if first == last else f"{first} to {last}" for first, last in names)
 
 

@@ -189,7 +189,7 @@ def _refuse(path: str, expected: str, found: str, tensor: str | None = None) -> 
         tensor=tensor,
         expected=expected,
         found=found,
-        hint="This is not what verl saves: check that it is the weights' file, and of one training run.",
+        hint="This is not what FSDP trainers save: check that it is the weights' file, and of one training run.",
     )
 
 

@@ -1,0 +1,217 @@
+"""State dicts in torch files: whole tensors, perhaps in nested dicts beside what is no weight.
+
+Finds the tensors of files by their pickles and adds those of the model to a builder. Which part is the model is for
+``_state_dict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NoReturn
+
+from workers.checkpoint import CheckpointBuilder, SourceFile, TensorInfo
+from workers.dtypes import ELEMENT_TYPES
+from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
+from workers.formats._state_dict import ModelPart, Path, choose_model
+from workers.options import ConvertOptions
+from workers.pickles import Record, TensorRecord, paused_collector
+from workers.storage import FileEntry, Folder
+from workers.torch_file import StoredRange, TorchFile, open_torch_file, resolve
+
+_DEEPEST = 32
+"""Levels of dicts that are looked into: a pickle can hold a dict inside of itself."""
+
+_BIG_STORAGE_BYTES = 1 << 20
+"""A storage larger than this is not read whole for its checksum when the model uses less than half of it."""
+
+_NO_PLAIN_TENSORS = {
+    "_rebuild_sparse_tensor": "a sparse tensor",
+    "_rebuild_nested_tensor": "a nested tensor",
+    "_rebuild_qtensor": "a tensor quantised by torch",
+    "_rebuild_meta_tensor_no_storage": "a meta tensor, which has no values",
+    "_rebuild_device_tensor_from_numpy": "a tensor of a device that torch saves through numpy",
+    "_rebuild_device_tensor_from_cpu_tensor": "a tensor of a device that torch saves through the CPU",
+    "DTensor": "a rank's part of a distributed tensor",
+    "ShardedTensor": "a rank's part of a sharded tensor",
+    "NF4Tensor": "a tensor of torchao in 4 bits",
+}
+"""Kinds of records that hold weights, but not as plain tensors."""
+
+
+@dataclass(slots=True)
+class StateDicts:
+    """The tensors of one or several torch files of a model."""
+
+    infos: list[TensorInfo] = field(default_factory=list)
+    paths: dict[str, Path] = field(default_factory=dict)
+    found: dict[str, tuple[int, TensorRecord]] = field(default_factory=dict)
+    """Number of the file and the record of each tensor."""
+    others: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """File and kind of what holds weights, but not as a plain tensor."""
+    files: list[tuple[TorchFile, FileEntry]] = field(default_factory=list)
+
+    def add(self, opened: TorchFile, entry: FileEntry) -> None:
+        """Add the tensors of a file. Raises ``CorruptFile`` for what is no dict, ``GeometryMismatch`` for repeats."""
+        if not isinstance(opened.root, dict):
+            raise _no_state_dict(entry.path, opened.root)
+        self.files.append((opened, entry))
+        for path, value in _tensors(opened.root, (), entry.path):
+            name = ".".join(map(str, path))
+            if name in self.paths:
+                other = self.files[self.found[name][0]][1].path if name in self.found else entry.path
+                raise GeometryMismatch(
+                    f"tensor {name} is in {other} and in {entry.path}, and nothing says which counts",
+                    file=entry.path,
+                    tensor=name,
+                    expected="one tensor of each name",
+                    found="two",
+                    hint="Files of different models are mixed: fetch the folder again.",
+                )
+            self.paths[name] = path
+            if isinstance(value, TensorRecord):
+                self.infos.append(TensorInfo(name, value.dtype, value.shape))
+                self.found[name] = len(self.files) - 1, value
+            else:
+                self.others[name] = entry.path, type(value).kind
+
+
+def read_state_dicts(folder: Folder, entries: Sequence[FileEntry]) -> StateDicts:
+    """Open the files of a model by their metadata."""
+    dicts = StateDicts()
+    for entry in entries:
+        with paused_collector:
+            dicts.add(open_torch_file(folder, entry.path, entry.size_bytes), entry)
+    return dicts
+
+
+def add_model(builder: CheckpointBuilder, dicts: StateDicts, options: ConvertOptions) -> ModelPart:
+    """Choose the model among the tensors and add it. Raises what ``choose_model`` does.
+
+    Raises ``IncompleteCheckpoint`` for placeholders of partitioned weights, ``GeometryMismatch`` for weights that are
+    no plain tensors.
+    """
+    where = ", ".join(entry.path for _, entry in dicts.files[:2])
+    if not dicts.infos and dicts.others:
+        _refuse_other(dicts, next(iter(dicts.others)))
+    part = choose_model(dicts.infos, dicts.paths, options, where)
+    chosen = {dicts.paths[name][:-1] for name in part.names}
+    for name in dicts.others:
+        if dicts.paths[name][:-1] in chosen:
+            _refuse_other(dicts, name)
+    _check_no_placeholders(dicts, part)
+    numbers = [
+        builder.add_file(SourceFile(entry.path, entry.size_bytes, None, opened.directory_digest, entry.version))
+        for opened, entry in dicts.files
+    ]
+    storages: dict[tuple[int, str], int] = {}
+    used = _used_bytes(dicts, part)
+    for name, short in part.names.items():
+        file, record = dicts.found[name]
+        opened = dicts.files[file][0]
+        place = resolve(opened, record, name=name)
+        _check_plain(record, opened.path, name)
+        key = file, record.storage.key
+        if key not in storages:
+            stored = place.stored
+            crc = stored.crc32 if _worth_checking(stored, used[key]) else None
+            storages[key] = builder.add_storage(numbers[file], stored.offset, stored.length_bytes, crc)
+        number = builder.add_tensor(short, record.dtype, record.shape)
+        box = (0,) * len(record.shape), record.shape
+        builder.add_piece(number, storages[key], place.offset, box, place.strides)
+    return part
+
+
+def _tensors(value: Any, path: Path, file: str) -> Iterator[tuple[Path, TensorRecord | Record]]:
+    """Tensors below a value of a state dict, in their order, each with its keys."""
+    if isinstance(value, TensorRecord) or (isinstance(value, Record) and type(value).kind in _NO_PLAIN_TENSORS):
+        yield path, value
+        return
+    if len(path) > _DEEPEST:
+        raise CorruptFile(
+            f"{file}: its dicts are nested more than {_DEEPEST} deep, at {'.'.join(map(str, path[:4]))}",
+            file=file,
+            expected="a state dict",
+            found="dicts in dicts",
+            hint="The file is damaged or no state dict; fetch it again from where it was saved.",
+        )
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if type(key) in (str, int):
+                yield from _tensors(inner, (*path, key), file)
+    elif type(value) in (list, tuple):
+        for number, inner in enumerate(value):
+            yield from _tensors(inner, (*path, number), file)
+
+
+def _no_state_dict(path: str, root: Any) -> CorruptFile:
+    found = "one tensor" if isinstance(root, TensorRecord) else f"a {type(root).__name__}"
+    if isinstance(root, Record):
+        found = f"an object of the class {type(root).origin}"
+    return CorruptFile(
+        f"{path} holds {found}, not a state dict of names and tensors",
+        file=path,
+        expected="a state dict",
+        found=found,
+        hint="Save model.state_dict() with torch.save, not the model itself.",
+    )
+
+
+def _check_no_placeholders(dicts: StateDicts, part: ModelPart) -> None:
+    """Under ZeRO-3 a module's own state dict has tensors without elements in place of its weights."""
+    shapes = [dicts.found[name][1].shape for name in part.names]
+    empty = [name for name, shape in zip(part.names, shapes, strict=True) if shape == (0,)]
+    if not empty or len(empty) < len(shapes):
+        return
+    file = dicts.files[dicts.found[empty[0]][0]][1].path
+    raise IncompleteCheckpoint(
+        f"all {len(empty)} tensors of {file} have the shape [0], such as {empty[0]}: these are ZeRO-3's placeholders, "
+        "not weights",
+        file=file,
+        tensor=empty[0],
+        expected="weights",
+        found="tensors of shape [0]",
+        hint="The weights are in DeepSpeed's own folder global_stepN of the same run: convert that, with its files of "
+        "optimizer states.",
+    )
+
+
+def _refuse_other(dicts: StateDicts, name: str) -> NoReturn:
+    file, kind = dicts.others[name]
+    raise GeometryMismatch(
+        f"{file}: {name} is {_NO_PLAIN_TENSORS[kind]}, not a plain tensor",
+        file=file,
+        tensor=name,
+        expected="a plain tensor",
+        found=_NO_PLAIN_TENSORS[kind],
+        hint="Load the file with torch, turn the tensor into a plain one on the CPU, and save it again.",
+    )
+
+
+def _check_plain(record: TensorRecord, path: str, name: str) -> None:
+    if record.conjugate or record.negative:
+        raise GeometryMismatch(
+            f"{path}: {name} is the conjugate or negative of what is stored",
+            file=path,
+            tensor=name,
+            expected="a tensor as it is stored",
+            found="a lazy conjugate or negative",
+            hint="Load the file with torch, call resolve_conj().resolve_neg() on the tensor, and save it again.",
+        )
+
+
+def _used_bytes(dicts: StateDicts, part: ModelPart) -> dict[tuple[int, str], int]:
+    """How much of each storage the model's tensors take."""
+    used: dict[tuple[int, str], int] = {}
+    for name in part.names:
+        file, record = dicts.found[name]
+        element = ELEMENT_TYPES.get(record.dtype)
+        key = file, record.storage.key
+        used[key] = used.get(key, 0) + prod(record.shape) * (element.size_bytes if element else 0)
+    return used
+
+
+def _worth_checking(stored: StoredRange, used_bytes: int) -> bool:
+    """A storage must be read whole for its checksum, which a small view of a big one is not worth."""
+    return stored.length_bytes <= _BIG_STORAGE_BYTES or 2 * used_bytes >= stored.length_bytes

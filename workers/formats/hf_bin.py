@@ -1,0 +1,90 @@
+"""A Hugging Face model folder whose weights are torch files: ``pytorch_model.bin``, or several and their index.
+
+Source: transformers ``modeling_utils.py`` of before version 5, huggingface_hub ``serialization``.
+"""
+
+from __future__ import annotations
+
+from workers.checkpoint import Checkpoint, CheckpointBuilder
+from workers.errors import IncompleteCheckpoint
+from workers.formats._format import Detection, Format, Listing
+from workers.formats._model_folder import CONFIG, find_model_files
+from workers.formats._state_dict import ModelPart, naming_of
+from workers.formats._torch_state_dict import StateDicts, add_model, read_state_dicts
+from workers.formats._weight_files import BIN, SAFETENSORS, Weights, find_weights
+from workers.options import ConvertOptions
+
+SIGNS = "pytorch_model.bin, or pytorch_model-*-of-*.bin and pytorch_model.bin.index.json"
+
+
+def detect(listing: Listing) -> Detection | None:
+    """Recognise a folder with such files; safetensors beside them come first, as in transformers."""
+    files = listing.files()
+    if any(name.endswith((SAFETENSORS.end, SAFETENSORS.index_end)) for name in files):
+        return None
+    numbered = [name for name in files if BIN.numbered.fullmatch(name)]
+    if numbered or f"{BIN.usual[0]}.index.json" in files:
+        return Detection((f"{len(numbered)} files pytorch_model-*-of-*.bin",), generic=True)
+    return Detection((BIN.usual[0],), generic=True) if BIN.usual[0] in files else None
+
+
+def open_hf_bin(listing: Listing, options: ConvertOptions) -> Checkpoint:
+    """Open a model folder by the pickles of its files."""
+    weights = find_weights(listing, BIN)
+    dicts = read_state_dicts(listing.folder, weights.files)
+    notes = _check_index(dicts, weights)
+    builder = CheckpointBuilder()
+    part = add_model(builder, dicts, options)
+    return whole_model(listing, options, builder, "hf-bin", (weights.evidence, part, (*weights.notes, *notes)))
+
+
+def whole_model(
+    listing: Listing,
+    options: ConvertOptions,
+    builder: CheckpointBuilder,
+    name: str,
+    found: tuple[str, ModelPart, tuple[str, ...]],
+) -> Checkpoint:
+    """The checkpoint of a model that lies in a folder as whole tensors; ``found`` is evidence, part and notes."""
+    evidence, part, notes = found
+    storages, pieces, replicas = builder.tables()
+    model = find_model_files(listing, {"": name == "hf-bin"}, options)
+    return Checkpoint(
+        address=listing.folder.address,
+        format=name,
+        naming=naming_of(part.names.values(), options),
+        files=tuple(builder.files),
+        tensors=tuple(builder.tensors),
+        storages=storages,
+        pieces=pieces,
+        replicas=replicas,
+        config=model.config,
+        config_path=model.config_path,
+        side_files=model.side_files,
+        layout={"files": len(builder.files)},
+        evidence=(evidence, *((f"config from {model.config_path}",) if model.config_path else ())),
+        notes=(*notes, *part.notes),
+        missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
+        left_out=part.left_out,
+        strict_ties=True,
+    )
+
+
+def _check_index(dicts: StateDicts, weights: Weights) -> tuple[str, ...]:
+    """Each tensor must be where the index says; what it does not list is said."""
+    for name, file in weights.where.items():
+        there = dicts.found.get(name)
+        if there is None or dicts.files[there[0]][1].path != file:
+            raise IncompleteCheckpoint(
+                f"the index says that tensor {name} is in {file}, but it is not",
+                file=file,
+                tensor=name,
+                expected=file,
+                found="no such tensor" if there is None else dicts.files[there[0]][1].path,
+                hint="Files of different downloads or versions are mixed: fetch the folder again.",
+            )
+    beside = [name for name in dicts.found if weights.where and name not in weights.where]
+    return (f"{len(beside)} tensors such as {beside[0]} are not in the index",) if beside else ()
+
+
+FORMAT = Format("hf-bin", "Hugging Face model folder (pytorch_model.bin)", SIGNS, detect, open_hf_bin)
