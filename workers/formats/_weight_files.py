@@ -68,7 +68,7 @@ def find_weights(listing: Listing, kind: Names) -> Weights:
     )
     if not names:
         raise UnknownFormat(
-            f"{listing.folder.address.url} has no files *{kind.end} of a model",
+            f"{listing.folder.address.url} has no {kind.end[1:]} files of a model",
             expected=kind.usual[0],
             hint="Give a model folder.",
         )

@@ -9,7 +9,7 @@ import re
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder
 from workers.errors import AmbiguousSource, UnknownFormat
-from workers.formats import hf_bin
+from workers.formats import dcp, hf_bin
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._torch_state_dict import add_model, read_state_dicts
 from workers.formats._weight_files import SAFETENSORS
@@ -29,7 +29,7 @@ _OTHER = re.compile(
 
 def detect(listing: Listing) -> Detection | None:
     """Recognise a folder that has a torch file which could be a state dict."""
-    if hf_bin.detect(listing) is not None or any(name.endswith(SAFETENSORS.end) for name in listing.files()):
+    if hf_bin.detect(listing) or dcp.detect(listing) or any(name.endswith(SAFETENSORS.end) for name in listing.files()):
         return None
     names = _candidates(listing)
     return Detection((", ".join(names[:4]),), generic=True) if names else None
