@@ -246,7 +246,7 @@ def test_layers_and_experts_are_counted():
     check_counts(names, table.counts, Facts({"num_hidden_layers": 1, "num_local_experts": 2}))
     with pytest.raises(GeometryMismatch, match="num_hidden_layers is 2, but the checkpoint holds 1 layers; number 1"):
         check_counts(names, table.counts, Facts({"num_hidden_layers": 2, "num_local_experts": 2}))
-    with pytest.raises(GeometryMismatch, match="num_local_experts is 3.*holds 2 experts in layer 0; number 2"):
+    with pytest.raises(GeometryMismatch, match=r"num_local_experts is 3.*holds 2 experts in layer 0; number 2"):
         check_counts(names, table.counts, Facts({"num_hidden_layers": 1, "num_local_experts": 3}))
 
 

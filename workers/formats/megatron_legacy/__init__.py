@@ -15,6 +15,7 @@ from workers.families.registry import model_facts
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._megatron_folders import MegatronFolder, choose_folder, model_files, places
 from workers.formats._model_folder import CONFIG, ModelFiles
+from workers.formats._steps import STILL_WRITING
 from workers.formats.megatron_legacy.assemble import Assembly, RankPart, expert_count, first_layers
 from workers.formats.megatron_legacy.folders import holds, rank_folders
 from workers.formats.megatron_legacy.rank_file import read_rank_file
@@ -47,7 +48,10 @@ def open_megatron_legacy(listing: Listing, options: ConvertOptions) -> Checkpoin
         assembly.add(part)
     builder = assembly.builder
     if not builder.tensors:
-        raise CorruptFile("the rank files hold no tensors", file=parts[0].content.entry.path)
+        path = parts[0].content.entry.path
+        raise CorruptFile(
+            f"{path} and the other rank files hold no tensors", file=path, found="no tensors", hint=STILL_WRITING
+        )
     storages, pieces, replicas = builder.tables()
     notes = [*folder.notes]
     if len(replicas):

@@ -35,11 +35,15 @@ class Grid:
         """Rank and ranks of the tensor parallelism inside of experts."""
         return rank.tensor % self.expert_tensor, self.expert_tensor
 
-    def folder_name(self, rank: Rank) -> str:
-        """The name of a rank's folder."""
-        name = f"mp_rank_{rank.tensor:02d}"
-        name += f"_{rank.pipeline:03d}" if self.pipeline > 1 else ""
-        return name + (f"_{rank.expert:03d}" if self.expert > 1 else "")
+    def folder_name(self, tensor: int | None, pipeline: int, expert: int | None) -> str:
+        """The name of a rank's folder; None stands for any."""
+        name = f"mp_rank_{_number(tensor, 2)}"
+        name += f"_{_number(pipeline, 3)}" if self.pipeline > 1 else ""
+        return name + (f"_{_number(expert, 3)}" if self.expert > 1 else "")
+
+
+def _number(value: int | None, width: int) -> str:
+    return "*" if value is None else f"{value:0{width}d}"
 
 
 def find_grid(folders: Sequence[RankFolder], first: RankContent) -> tuple[Grid, list[Rank]]:
@@ -79,7 +83,7 @@ def _rank(folder: RankFolder, grid: Grid) -> Rank:
     numbers = list(folder.numbers)
     wanted = 1 + (grid.pipeline > 1) + (grid.expert > 1)
     if len(numbers) != wanted:
-        expected = grid.folder_name(Rank(0, 0, 0))
+        expected = grid.folder_name(0, 0, 0)
         raise _mixed(folder.name, f"names such as {expected}, as the arguments in the files tell")
     tensor = numbers.pop(0)
     pipeline = numbers.pop(0) if grid.pipeline > 1 else 0
@@ -98,24 +102,28 @@ def check_all_there(grid: Grid, ranks: Sequence[Rank], place: str, told: Mapping
     for pipeline in range(grid.pipeline):
         for tensor in range(grid.tensor):
             if (tensor, pipeline) not in there:
-                raise _missing(grid, Rank(tensor, pipeline, 0), (place, told), f"tensor-parallel rank {tensor}")
+                name = join(place, grid.folder_name(tensor, pipeline, None))
+                raise _missing(grid, name, f"tensor-parallel rank {tensor}{_stage(grid, pipeline)}", told)
     experts = {(rank.pipeline, rank.expert, grid.expert_place(rank)[0]) for rank in ranks}
     for pipeline in range(grid.pipeline):
         for expert in range(grid.expert):
             for tensor in range(min(grid.expert_tensor, grid.tensor)):
                 if (pipeline, expert, tensor) not in experts:
-                    raise _missing(grid, Rank(tensor, pipeline, expert), (place, told), f"expert rank {expert}")
+                    known = tensor if grid.expert_tensor == grid.tensor else None
+                    name = join(place, grid.folder_name(known, pipeline, expert))
+                    raise _missing(grid, name, f"expert-parallel rank {expert}{_stage(grid, pipeline)}", told)
 
 
-def _missing(grid: Grid, rank: Rank, where: tuple[str, Mapping[str, Any]], which: str) -> IncompleteCheckpoint:
-    place, told = where
-    name = grid.folder_name(rank)
-    stage = f" of pipeline stage {rank.pipeline}" if grid.pipeline > 1 else ""
+def _stage(grid: Grid, pipeline: int) -> str:
+    return f" of pipeline stage {pipeline}" if grid.pipeline > 1 else ""
+
+
+def _missing(grid: Grid, name: str, which: str, told: Mapping[str, Any]) -> IncompleteCheckpoint:
     by = "the arguments in the files say" if told else "by the folders that are there, it is"
     sizes = f"TP {grid.tensor}, PP {grid.pipeline}, EP {grid.expert}"
     return IncompleteCheckpoint(
-        f"{join(place, name)} ({which}{stage}) is missing: {by} {sizes}",
-        file=join(place, name),
+        f"{name} ({which}) is missing: {by} {sizes}",
+        file=name,
         expected=f"{name} with the rank's file",
         found="no such file",
         hint=f"Without a shared disk each node saves only its own ranks: copy them together. {STILL_WRITING}",
