@@ -40,9 +40,12 @@ class Pattern:
         groups = [f"(?P<{name}>{_NUMBER if name in NUMBERS else _ANYTHING})" for name in parts[1::3]]
         regex = "".join(part for pair in zip(literal, [*groups, ""], strict=True) for part in pair)
         self._match = re.compile(regex).fullmatch
+        self._begin, self._end = parts[0], parts[-1]
 
     def match(self, name: str) -> dict[str, str] | None:
         """What the placeholders stand for in a name; None when it does not fit."""
+        if not (name.endswith(self._end) and name.startswith(self._begin)):
+            return None  # most names by far: a large model has many times as many as a table has rules
         found = self._match(name)
         if found is None:
             return None
