@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from workers.pickle_records import is_count
 from workers.pickles import DType, Record, load
 
 ITEM_COLUMNS = 6
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +43,32 @@ class DcpRecords:
         """Both records together; ``tensors`` must have those of ``other`` already."""
         numbers = {name: number for number, name in enumerate(self.tensors)}
         tensor = np.array([numbers[name] for name in other.tensors], dtype=np.int64)
+        boxes, box = _merged(self.boxes, other.boxes)
+        offsets, offset = _merged(self.item_offsets, other.item_offsets)
+        files, file = _merged(self.files, other.files)
+        transforms, transform = _merged(self.transforms, other.transforms)
         chunks, items = other.chunks.copy(), other.items.copy()
-        chunks[:, 0], items[:, 0] = tensor[chunks[:, 0]], tensor[items[:, 0]]
-        chunks[:, 1] += len(self.boxes)
-        items[:, 1] += len(self.item_offsets)
-        items[:, 2] += len(self.files)
-        items[:, 5] += len(self.transforms)
+        chunks[:, 0], chunks[:, 1] = tensor[chunks[:, 0]], box[chunks[:, 1]]
+        items[:, 0], items[:, 1] = tensor[items[:, 0]], offset[items[:, 1]]
+        items[:, 2], items[:, 5] = file[items[:, 2]], transform[items[:, 5]]
         return replace(
             self,
             chunks=np.concatenate((self.chunks, chunks)),
-            boxes=self.boxes + other.boxes,
+            boxes=boxes,
             items=np.concatenate((self.items, items)),
-            item_offsets=self.item_offsets + other.item_offsets,
-            files=self.files + other.files,
-            transforms=self.transforms + other.transforms,
+            item_offsets=offsets,
+            files=files,
+            transforms=transforms,
             objects=list(dict.fromkeys((*self.objects, *other.objects))),
             paths=self.paths | other.paths,
         )
+
+
+def _merged(first: list[_Value], second: list[_Value]) -> tuple[list[_Value], IntArray]:
+    """Both lists as one without repeats, and the numbers in it of the second's values."""
+    numbers = {value: number for number, value in enumerate(first)}
+    places = [numbers.setdefault(value, len(numbers)) for value in second]
+    return list(numbers), np.array(places, dtype=np.int64)
 
 
 def read_records(data: bytes, path: str) -> DcpRecords:

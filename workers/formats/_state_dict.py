@@ -69,7 +69,7 @@ def choose_model(
     groups, ignored = _groups(tensors, paths)
     if options.state_dict_key is not None:
         groups = _below_key(groups, options.state_dict_key, where)
-    groups, counters = _without_counters(groups)
+    groups, counters = _without_counters(groups, only_training_state=bool(ignored))
     if not groups:
         raise _no_model(tensors, ignored, where)
     if len(groups) > 1:
@@ -180,10 +180,12 @@ def _below_key(groups: dict[Path, _Group], key: str, where: str) -> dict[Path, _
     return chosen
 
 
-def _without_counters(groups: dict[Path, _Group]) -> tuple[dict[Path, _Group], list[str]]:
-    """Leave groups out that hold nothing but counters, as long as another one holds weights."""
+def _without_counters(
+    groups: dict[Path, _Group], *, only_training_state: bool
+) -> tuple[dict[Path, _Group], list[str]]:
+    """Leave groups out that hold nothing but counters, if others hold weights or there is training state beside."""
     small = {path for path, group in groups.items() if all(map(_is_counter, group.tensors.values()))}
-    if len(small) == len(groups):
+    if len(small) == len(groups) and not only_training_state:
         return groups, []
     counters = [name for path in small for name in groups[path].saved.values()]
     return {path: group for path, group in groups.items() if path not in small}, counters
