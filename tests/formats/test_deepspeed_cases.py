@@ -65,7 +65,7 @@ def test_only_the_fp32_weights_of_optimizer_files_are_read(tmp_path):
 def test_a_missing_rank_is_named(tmp_path):
     shutil.copytree(UNEVEN / "input", tmp_path / "input")
     (tmp_path / "input/global_step2/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
-    with pytest.raises(IncompleteCheckpoint, match="bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt is missing"):
+    with pytest.raises(IncompleteCheckpoint, match=r"bf16_zero_pp_rank_1_mp_rank_00_optim_states\.pt is missing"):
         open_checkpoint(open_folder(str(tmp_path / "input")), ConvertOptions())
 
 

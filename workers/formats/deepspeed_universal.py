@@ -84,7 +84,7 @@ def open_deepspeed_universal(listing: Listing, options: ConvertOptions) -> Check
 def _model_states(listing: Listing, files: TagFiles, mp_rank: int) -> list[ModelStates]:
     """The model states of a model-parallel rank; those of further ranks only where they hold frozen weights."""
     own = {rank: entry for rank, entry in files.model.items() if rank[0] == mp_rank}
-    first = list(read_all(listing.folder, dict([next(iter(own.items()))]), read_model_states))
+    first = read_all(listing.folder, dict([next(iter(own.items()))]), read_model_states)
     sharded = any(record.shape != shape for shape, record in first[0].frozen.values())
     rest = dict(list(own.items())[1:]) if sharded else {}
     return [*first, *read_all(listing.folder, rest, read_model_states)]

@@ -26,10 +26,12 @@ Read = TypeVar("Read")
 
 def read_all(
     folder: Folder, files: Mapping[Rank, FileEntry], read: Callable[[Folder, FileEntry, Rank], Read]
-) -> Iterator[Read]:
+) -> list[Read]:
     """Read files in the order of their ranks; several at a time where waiting for a store is what takes time."""
-    with ThreadPoolExecutor(1 if folder.is_local else FILES_AT_ONCE, thread_name_prefix="states") as pool:
-        yield from pool.map(lambda job: read(folder, job[1], job[0]), files.items())
+    if folder.is_local:
+        return [read(folder, entry, rank) for rank, entry in files.items()]
+    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="states") as pool:
+        return list(pool.map(lambda job: read(folder, job[1], job[0]), files.items()))
 
 
 def read_rank(listing: Listing, files: TagFiles, mp_rank: int) -> tuple[list[ModelStates], list[Partition]]:
@@ -37,7 +39,7 @@ def read_rank(listing: Listing, files: TagFiles, mp_rank: int) -> tuple[list[Mod
     partitions = read_partitions(listing.folder, files, mp_rank)
     own = {rank: entry for rank, entry in files.model.items() if rank[0] == mp_rank}
     head = dict([next(iter(own.items()))])
-    states = list(read_all(listing.folder, head, read_model_states))
+    states = read_all(listing.folder, head, read_model_states)
     is_sharded = bool(partitions) and partitions[0].stage == 3
     if not is_sharded or not states[0].frozen:
         return states, partitions
@@ -59,7 +61,7 @@ def read_rank(listing: Listing, files: TagFiles, mp_rank: int) -> tuple[list[Mod
 def read_partitions(folder: Folder, files: TagFiles, mp_rank: int) -> list[Partition]:
     """The partitions of one model-parallel rank by data-parallel rank; all are there, and of one kind."""
     own = {rank: entry for rank, entry in files.optimizer.items() if rank[0] == mp_rank}
-    partitions = list(read_all(folder, own, read_partition))
+    partitions = read_all(folder, own, read_partition)
     if not partitions:
         return []
     first = partitions[0]
