@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import OrderedDict
 from pathlib import Path
+
+
+TOKENIZER = Path("tests/cases/verl-fsdp/llama-fsdp2-ws1/input/huggingface")
+"""Some tools refuse a checkpoint without a tokenizer."""
 
 
 def shapes_of(hidden: int, layers: int) -> dict[str, tuple[int, ...]]:
@@ -63,6 +68,8 @@ def make_checkpoint(folder: Path, size_bytes: int, *, world_size: int = 4, hidde
         dist.destroy_process_group()
     (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": world_size}))
     (folder / "huggingface" / "config.json").write_text(json.dumps(_config(hidden, layers, shapes)))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder / "huggingface" / name)
     return 4 * sum(map(_elements, shapes.values()))
 
 
