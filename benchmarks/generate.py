@@ -7,7 +7,6 @@ import shutil
 from collections import OrderedDict
 from pathlib import Path
 
-
 TOKENIZER = Path("tests/cases/verl-fsdp/llama-fsdp2-ws1/input/huggingface")
 """Some tools refuse a checkpoint without a tokenizer."""
 

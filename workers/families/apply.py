@@ -22,12 +22,14 @@ from workers.families.registry import (
     HUB_LIKE,
     KEEP,
     NAMES_KEPT,
+    TIES_UNDECIDED,
     find_tables,
     model_facts,
     model_types,
 )
+from workers.families.required import check_required
 from workers.families.rules import Entry, Rule, Table, apply_rules
-from workers.families.ties import Tying, tie
+from workers.families.ties import Doubt, Tying, tie
 from workers.mapping import Dropped, Mapping, Probe, Target
 from workers.options import ConvertOptions
 
@@ -164,6 +166,7 @@ def _rename(checkpoint: Checkpoint, entries: list[Entry], config: dict[str, Any]
     for table in tables:
         before = [name for name, _ in entries]
         check_counts(before, table.counts, facts)
+        check_required(set(before), table, facts)
         applied = apply_rules(table.rules, entries, facts)
         if applied.unmatched and not names_are_known and ANY_MODEL not in table.model_types:
             raise _unmapped(applied.unmatched, table)
@@ -229,8 +232,10 @@ def _tie(
     """Tie as the config or the user says; a model from the hub stays as it is unless the user asks."""
     if checkpoint.naming == HUB_NAMING and options.tie_word_embeddings is None:
         return Tying(entries)
-    strict = checkpoint.strict_ties or checkpoint.naming not in HUB_LIKE
-    return tie(entries, config, probe, wanted=options.tie_word_embeddings, strict=strict)
+    doubt: Doubt = "refuse" if checkpoint.strict_ties or checkpoint.naming not in HUB_LIKE else "correct"
+    if checkpoint.naming in TIES_UNDECIDED:
+        doubt = "weights"
+    return tie(entries, config, probe, wanted=options.tie_word_embeddings, doubt=doubt)
 
 
 def _targets(

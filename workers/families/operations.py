@@ -29,6 +29,19 @@ class Facts:
     """Whole numbers of the config by key; those of the text model where a model has several parts."""
     transformers: Version = (0, 0)
     """Version of transformers that wrote the config, and so of the modules that were saved; (0, 0) is unknown."""
+    lists: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Lists of numbers of layers, by their keys in the config and as ``layer_lists`` derives them."""
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """A list of numbers by its key; ``IncompleteCheckpoint`` when the config does not have it."""
+        if key not in self.lists:
+            raise IncompleteCheckpoint(
+                f"config.json does not say {key}, which is needed to map the tensors",
+                file="config.json",
+                expected=key,
+                hint="Give the model's full config with the option config_dir.",
+            )
+        return self.lists[key]
 
     def size(self, key: str) -> int:
         """A size by its config key; ``IncompleteCheckpoint`` when the config does not have it."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import workers.families
 from workers.errors import InvalidOption, UnmappedTensor
+from workers.families.layer_lists import layer_lists
 from workers.families.operations import Facts, Version
 from workers.families.rules import Table
 from workers.options import ConvertOptions
@@ -26,8 +27,14 @@ KEEP = "none"
 HUB_LIKE = frozenset(("transformers", "huggingface"))
 """Namings whose names are the hub's where no table says otherwise; in any other, a name without a rule is unknown."""
 
+TIES_UNDECIDED = frozenset(("meta", "torchtune"))
+"""Namings whose files may repeat the embedding as output head, whatever the config says: the weights decide."""
+
 SIZE_OPTIONS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 """Options that stand for sizes of the config."""
+
+VISION = "vision_config"
+"""Key of the part of a config that describes the vision tower; its sizes are facts with this before their names."""
 
 _PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 """Keys under which a config holds that of its language model."""
@@ -49,7 +56,7 @@ def find_tables(naming: str, config: Mapping[str, Any], family: str | None = Non
     """
     if family == KEEP:
         return ()
-    tables = [table for table in all_tables() if table.naming == naming]
+    tables = [table for table in all_tables() if table.naming == naming and _fits(table, config)]
     always = [table for table in tables if ANY_MODEL in table.model_types]
     if family is not None:
         return (*always, _named(family, tables))
@@ -58,6 +65,12 @@ def find_tables(naming: str, config: Mapping[str, Any], family: str | None = Non
     if not chain and naming not in HUB_LIKE:
         raise _unsupported(naming, config, by_type)
     return (*always, *dict.fromkeys(reversed(chain)))
+
+
+def _fits(table: Table, config: Mapping[str, Any]) -> bool:
+    architectures = config.get("architectures")
+    named = architectures if isinstance(architectures, list) else ()
+    return not table.architectures or any(str(name).endswith(table.architectures) for name in named)
 
 
 def model_types(config: Mapping[str, Any]) -> Iterator[str]:
@@ -82,7 +95,10 @@ def model_facts(config: Mapping[str, Any], options: ConvertOptions) -> Facts:
     sizes = {key: value for key, value in text_config(config).items() if type(value) is int}
     asked = {key: getattr(options, key) for key in SIZE_OPTIONS}
     sizes |= {key: value for key, value in asked.items() if value is not None}
-    return Facts(sizes, transformers_version(config))
+    vision = config.get(VISION)
+    if isinstance(vision, dict):
+        sizes |= {f"{VISION}.{key}": value for key, value in vision.items() if type(value) is int}
+    return Facts(sizes, transformers_version(config), layer_lists(text_config(config)))
 
 
 def transformers_version(config: Mapping[str, Any]) -> Version:

@@ -19,25 +19,27 @@ NUMBERS = frozenset(("layer", "expert"))
 """Placeholders that stand for numbers."""
 
 _NUMBER, _ANYTHING = r"\d+", ".+"
-_PLACEHOLDER = re.compile(r"\{(\w+)(?:\+(\w+))?\}")
+_PLACEHOLDER = re.compile(r"\{(\w+)(?:\+(\w+)|@(\w+))?\}")
 
 
 class Pattern:
     """A name with placeholders, such as ``{module}.experts.{expert}.w1.weight``.
 
     ``{layer+num_hidden_layers}`` stands for a number that is larger by a size of the config: numbers below that size
-    do not fit.
+    do not fit. ``{layer@cross_attention_layers}`` stands for an entry of a list of the config, and its value is the
+    entry's place in the list: other numbers do not fit.
     """
 
     def __init__(self, text: str, facts: Facts = NO_FACTS) -> None:
         parts = _PLACEHOLDER.split(text)
         self.text = text
-        self.placeholders = tuple(parts[1::3])
-        self._added = {name: facts.size(key) for name, key in zip(parts[1::3], parts[2::3], strict=True) if key}
-        self._plain = "".join(f"{before}{{{name}}}" for before, name in zip(parts[::3], parts[1::3], strict=False))
+        self.placeholders = names = tuple(parts[1::4])
+        self._added = {name: facts.size(key) for name, key in zip(names, parts[2::4], strict=True) if key}
+        self._listed = {name: facts.numbers(key) for name, key in zip(names, parts[3::4], strict=True) if key}
+        self._plain = "".join(f"{before}{{{name}}}" for before, name in zip(parts[::4], names, strict=False))
         self._plain += parts[-1]
-        literal = [re.escape(part) for part in parts[::3]]
-        groups = [f"(?P<{name}>{_NUMBER if name in NUMBERS else _ANYTHING})" for name in parts[1::3]]
+        literal = [re.escape(part) for part in parts[::4]]
+        groups = [f"(?P<{name}>{_NUMBER if name in NUMBERS else _ANYTHING})" for name in names]
         regex = "".join(part for pair in zip(literal, [*groups, ""], strict=True) for part in pair)
         self._match = re.compile(regex).fullmatch
         self._begin, self._end = parts[0], parts[-1]
@@ -55,11 +57,20 @@ class Pattern:
             if number < 0:
                 return None
             values[placeholder] = str(number)
+        for placeholder, numbers in self._listed.items():
+            if int(values[placeholder]) not in numbers:
+                return None
+            values[placeholder] = str(numbers.index(int(values[placeholder])))
         return values
+
+    def count(self, layers: int) -> int:
+        """How many values a placeholder takes: as many as its list has entries, else ``layers``."""
+        return min(map(len, self._listed.values()), default=layers)
 
     def name(self, values: dict[str, str]) -> str:
         """The name for these values of the placeholders."""
         moved = {name: str(int(values[name]) + added) for name, added in self._added.items()}
+        moved |= {name: str(numbers[int(values[name])]) for name, numbers in self._listed.items()}
         return self._plain.format_map({**values, **moved})
 
 
@@ -128,6 +139,10 @@ class Table:
     """Ends of names whose tensors no cast touches, beside those of every family."""
     counts: tuple[Count, ...] = ()
     """What must be there as often as the config says."""
+    required: tuple[str, ...] = ()
+    """Patterns of names that must be there, for each layer that the config tells."""
+    architectures: str = ""
+    """End of the names of the architectures that the table is for, where not for all of its model types."""
 
     def inverse_rules(self, transformers: Version) -> tuple[Rule, ...]:
         """The rules from the hub's names back to modules of that version; what was dropped has none."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from workers.errors import GeometryMismatch
 from workers.expressions import Expression, Slice, Source
@@ -16,6 +16,10 @@ from workers.families.rules import Entry
 from workers.mapping import Dropped, Probe
 
 FLAG = "tie_word_embeddings"
+
+Doubt = Literal["correct", "refuse", "weights"]
+"""Config and tensors contradict each other: correct the config and say so, refuse, or believe the weights that are
+there but miss no head that the config asks for."""
 
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight", "thinker.lm_head.weight", "embed_out.weight")
 _EMBEDDINGS = (
@@ -42,13 +46,13 @@ class Tying:
 
 
 def tie(
-    entries: list[Entry], config: Mapping[str, Any], probe: Probe, *, wanted: bool | None, strict: bool = False
+    entries: list[Entry], config: Mapping[str, Any], probe: Probe, *, wanted: bool | None, doubt: Doubt = "correct"
 ) -> Tying:
     """Leave out an output head that only repeats the embedding, or write one where it is ``wanted`` apart.
 
     Where the config says tied and the tensors differ, both stay and the config is corrected. ``wanted`` is what the
-    user asks for; a wish that would lose weights is a ``GeometryMismatch``. ``strict`` refuses where config and
-    tensors contradict each other and the user says nothing.
+    user asks for; a wish that would lose weights is a ``GeometryMismatch``. ``doubt`` says what happens where config
+    and tensors contradict each other and the user says nothing.
     """
     tensors = dict(entries)
     head = next((name for name in _HEADS if name in tensors), None)
@@ -56,9 +60,11 @@ def tie(
     if embedding is None:
         return Tying(entries)
     if head is None:
-        if strict and wanted is None and _flag(config) is False and _may_generate(config):
+        if doubt != "correct" and wanted is None and _flag(config) is False and _may_generate(config):
             raise _contradiction("false", "there is no output head", embedding)
         return _without_head(entries, embedding, config, wanted=wanted)
+    if doubt == "weights" and wanted is None and _flag(config) is None:
+        wanted = _equal(tensors[head], tensors[embedding], probe)
     if not (_says_tied(config) if wanted is None else wanted):
         return Tying(entries, flag=wanted)
     if _equal(tensors[head], tensors[embedding], probe):
@@ -72,7 +78,7 @@ def tie(
             found="other values",
             hint="Leave the option out: both tensors are then written, and the config says that they are not tied.",
         )
-    if strict and wanted is None and _flag(config) and tensors[head].shape == tensors[embedding].shape:
+    if doubt == "refuse" and wanted is None and _flag(config) and tensors[head].shape == tensors[embedding].shape:
         raise _contradiction("true", f"{head} and {embedding} differ", head)
     note = f"config.json said that {head} is tied to {embedding}, but they differ: both are kept and it says false"
     return Tying(entries, flag=False, notes=[note])

@@ -7,13 +7,18 @@ Source: transformers ``utils/hub.py`` (``get_checkpoint_shard_files``).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from workers.errors import AmbiguousSource, CorruptFile, IncompleteCheckpoint, UnknownFormat
 from workers.formats._format import Listing
 from workers.formats._model_folder import read_json
 from workers.storage import FileEntry
+
+
+_HEAD = "lm_head.weight"
+_MADE_ANEW = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,27 @@ def find_weights(listing: Listing, kind: Names) -> Weights:
     if len(names) > 1:
         raise _several(names)
     return Weights((files[names[0]],), names[0])
+
+
+def check_listed(where: Mapping[str, str], present: Collection[str], config: Mapping[str, Any] | None) -> str | None:
+    """See that all tensors of an index are there; a note on those that trainers list although they save them not.
+
+    torchtune's index keeps what was loaded: rotary tables, and the head of models whose embeddings are tied.
+    Source: torchtune 0.4 to 0.6 ``training/checkpointing/_checkpointer.py`` (``_weight_map``).
+    """
+    absent = [name for name in where if name not in present]
+    tied = config is None or config.get("tie_word_embeddings") is not False
+    lost = next((name for name in absent if not (name.endswith(_MADE_ANEW) or (name == _HEAD and tied))), None)
+    if lost is not None:
+        raise IncompleteCheckpoint(
+            f"the index says that tensor {lost} is in {where[lost]}, but it is not",
+            file=where[lost],
+            tensor=lost,
+            expected=where[lost],
+            found="no such tensor",
+            hint="Files of different downloads or versions are mixed: fetch the folder again.",
+        )
+    return f"the index lists {len(absent)} tensors such as {absent[0]} that no file has or needs" if absent else None
 
 
 def _several(names: list[str]) -> AmbiguousSource:

@@ -74,17 +74,22 @@ def _check_index(dicts: StateDicts, weights: Weights) -> tuple[str, ...]:
     """Each tensor must be where the index says; what it does not list is said."""
     for name, file in weights.where.items():
         there = dicts.found.get(name)
-        if there is None or dicts.files[there[0]][1].path != file:
+        if there is not None and dicts.files[there[0]][1].path != file:
             raise IncompleteCheckpoint(
                 f"the index says that tensor {name} is in {file}, but it is not",
                 file=file,
                 tensor=name,
                 expected=file,
-                found="no such tensor" if there is None else dicts.files[there[0]][1].path,
+                found=dicts.files[there[0]][1].path,
                 hint="Files of different downloads or versions are mixed: fetch the folder again.",
             )
     beside = [name for name in dicts.found if weights.where and name not in weights.where]
     return (f"{len(beside)} tensors such as {beside[0]} are not in the index",) if beside else ()
+
+
+def _check_listed(weights: Weights, dicts: StateDicts, config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    note = check_listed(weights.where, dicts.found, config)
+    return (note,) if note else ()
 
 
 FORMAT = Format("hf-bin", "Hugging Face model folder (pytorch_model.bin)", SIGNS, detect, open_hf_bin)

@@ -13,17 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 import xxhash
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder, SourceFile
-from workers.errors import GeometryMismatch, IncompleteCheckpoint
+from workers.errors import GeometryMismatch
 from workers.formats._dcp_safetensors import SHARD
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._model_folder import CONFIG, find_model_files
-from workers.formats._weight_files import SAFETENSORS, find_weights
+from workers.formats._namings import META, TORCHTUNE, naming_of_keys
+from workers.formats._weight_files import SAFETENSORS, Weights, check_listed, find_weights
 from workers.geometry import contiguous_strides
 from workers.options import ConvertOptions
 from workers.safetensors_file import SafetensorsFile, StoredTensor, open_safetensors
 from workers.storage import FileEntry, Folder
 
 NAMING = "huggingface"
+ADAPTER = "adapter_model.safetensors"
 SIGNS = "model.safetensors, or model-*-of-*.safetensors and model.safetensors.index.json"
 FILES_AT_ONCE = 8
 """Headers asked of an object store at the same time."""
@@ -35,36 +37,35 @@ _Copy = tuple[str, StoredTensor, int]
 def detect(listing: Listing) -> Detection | None:
     """Recognise a folder with safetensors files or an index of them."""
     names = [name for name in listing.files() if name.endswith((SAFETENSORS.end, SAFETENSORS.index_end))]
-    if not names or all(map(SHARD.fullmatch, names)):
+    if not names or all(map(SHARD.fullmatch, names)) or names == [ADAPTER]:
         return None
     return Detection((names[0] if len(names) == 1 else f"{len(names)} files *.safetensors",))
 
 
 def open_huggingface(listing: Listing, options: ConvertOptions) -> Checkpoint:
     """Open a model folder by its headers."""
-    weights = find_weights(listing, SAFETENSORS)
+    return open_safetensors_model(listing, options, find_weights(listing, SAFETENSORS))
+
+
+def open_safetensors_model(listing: Listing, options: ConvertOptions, weights: Weights) -> Checkpoint:
+    """Open the given files of a model by their headers."""
     builder = CheckpointBuilder()
     notes = list(weights.notes)
     holders: dict[str, str] = {}
     copies: list[_Copy] = []
     for opened, entry in _open_all(listing.folder, weights.files):
         notes += _add(builder, opened, entry, weights.where, (holders, copies))
-    absent = next((name for name in weights.where if name not in holders), None)
-    if absent is not None:
-        raise IncompleteCheckpoint(
-            f"the index says that tensor {absent} is in {weights.where[absent]}, but it is not",
-            file=weights.where[absent],
-            tensor=absent,
-            hint="Files of different downloads or versions are mixed: fetch the folder again.",
-        )
+    model = find_model_files(listing, {"": True}, options)
+    listed = check_listed(weights.where, holders, model.config)
+    notes += [listed] if listed else []
     for name, tensor, file in copies:  # behind all others: the index says which is the model's
         _add_tensor(builder, name, tensor, file)
     storages, pieces, replicas = builder.tables()
-    model = find_model_files(listing, {"": True}, options)
+    naming = naming_of_keys(holders, listing.folder.address.url)
     return Checkpoint(
         address=listing.folder.address,
         format="hf",
-        naming=NAMING,
+        naming=naming if naming in (TORCHTUNE, META) else NAMING,
         files=tuple(builder.files),
         tensors=tuple(builder.tensors),
         storages=storages,
