@@ -14,7 +14,7 @@ from workers.dtypes import ELEMENT_TYPES
 from workers.errors import GeometryMismatch, UnmappedTensor
 from workers.families.megatron import EXPERT
 from workers.families.operations import Facts
-from workers.formats.megatron_legacy.cuts import cut_of, segments
+from workers.formats.megatron_legacy.cuts import Cut, cut_of, segments
 from workers.formats.megatron_legacy.rank_file import Held, RankContent
 from workers.formats.megatron_legacy.topology import Grid, Rank
 from workers.geometry import Shape, contiguous_strides
@@ -27,6 +27,7 @@ _EXPERT = (
         r"(?P<module>.+)\.mlp\.experts\.local_experts\.(?P<number>\d+)\.(?P<part>linear_fc[12])\.(?P<leaf>\w+)"
     ),
 )
+_EXPERTS = ".mlp.experts."
 _GROUPED = re.compile(r"(?P<module>.+)\.mlp\.experts\.weight(?P<number>[12])")
 
 
@@ -50,6 +51,7 @@ class Assembly:
     """Experts of the model, where something tells; else they are counted."""
     builder: CheckpointBuilder = field(default_factory=CheckpointBuilder)
     _boxes: dict[tuple[Shape, Shape, Shape], int] = field(default_factory=dict)
+    _shares: dict[tuple[Any, ...], tuple[Shape, list[tuple[int, int]]]] = field(default_factory=dict)
 
     def add(self, part: RankPart) -> None:
         """Add a rank file's tensors; raises ``UnmappedTensor`` for a parameter that no rule knows how to cut."""
@@ -76,9 +78,11 @@ class Assembly:
             name = held.name
             if layer := _LAYER.fullmatch(name):
                 name = f"{layer['before']}{int(layer['number']) + first_layer}{layer['after']}"
-            if grouped := _GROUPED.fullmatch(name):
+            if _EXPERTS not in name:
+                yield held._replace(name=name), False
+            elif grouped := _GROUPED.fullmatch(name):
                 yield from ((expert, True) for expert in self._grouped(held._replace(name=name), grouped, rank))
-            elif expert := next(filter(None, (pattern.fullmatch(name) for pattern in _EXPERT)), None):
+            elif expert := _expert(name):
                 number = int(expert["number"]) + rank.expert * per_rank
                 place = EXPERT.format(expert=number)
                 yield held._replace(name=f"{expert['module']}.{place}.{expert['part']}.{expert['leaf']}"), True
@@ -86,7 +90,7 @@ class Assembly:
                 yield held._replace(name=name), False
 
     def _experts_per_rank(self, tensors: Sequence[Held]) -> int:
-        found = (next(filter(None, (pattern.fullmatch(held.name) for pattern in _EXPERT)), None) for held in tensors)
+        found = (_expert(held.name) for held in tensors if _EXPERTS in held.name)
         return max((int(match["number"]) + 1 for match in found if match), default=0)
 
     def _grouped(self, held: Held, match: re.Match[str], rank: Rank) -> Iterator[Held]:
@@ -120,30 +124,44 @@ class Assembly:
             name = f"{match['module']}.{place}.linear_fc{match['number']}.weight"
             yield held._replace(name=name, shape=shape, strides=strides, start=held.start + local * step)
 
-    def _pieces(self, held: Held, storage: int, rank: Rank, *, is_expert: bool) -> Iterator[tuple[int, int, int, int]]:
+    def _pieces(self, held: Held, storage: int, rank: Rank, *, is_expert: bool) -> list[tuple[int, int, int, int]]:
+        """Rows for ``add_pieces``. What layers and experts repeat is worked out once."""
         cut = cut_of(held.name, held.shape)
         if cut is None:
             raise _unknown(held.name)
         place = self.grid.expert_place(rank) if is_expert else (rank.tensor, self.grid.tensor)
+        key = cut, held.name if cut is Cut.LATENT else "", held.dtype, held.shape, held.strides, place
+        if key not in self._shares:
+            self._shares[key] = self._share(held, cut, place)
+        whole, boxes = self._shares[key]
+        number = self.builder.add_tensor(held.name, held.dtype, whole)
+        return [(number, storage, held.start + distance, box) for distance, box in boxes]
+
+    def _share(self, held: Held, cut: Cut, place: tuple[int, int]) -> tuple[Shape, list[tuple[int, int]]]:
+        """The shape of the whole, and for each segment the bytes before it and the number of its box."""
         share = segments(held.name, held.shape, cut, place, self.facts)
         if share is None:
-            number = self.builder.add_tensor(held.name, held.dtype, held.shape)
-            if 0 not in held.shape:
-                yield number, storage, held.start, self._box(((0,) * len(held.shape), held.shape, held.strides))
-            return
-        whole = (*held.shape[: share.dim], share.length, *held.shape[share.dim + 1 :])
-        number = self.builder.add_tensor(held.name, held.dtype, whole)
-        width = ELEMENT_TYPES[held.dtype].size_bytes * held.strides[share.dim]
+            boxes = [(0, self._box(((0,) * len(held.shape), held.shape, held.strides)))]
+            return held.shape, boxes if 0 not in held.shape else []
+        dim = share.dim
+        whole = (*held.shape[:dim], share.length, *held.shape[dim + 1 :])
+        width = ELEMENT_TYPES[held.dtype].size_bytes * held.strides[dim]
+        boxes = []
         for local, length, at in share.parts:
-            offsets = tuple(at if dim == share.dim else 0 for dim in range(len(whole)))
-            sizes = (*held.shape[: share.dim], length, *held.shape[share.dim + 1 :])
+            offsets = tuple(at if other == dim else 0 for other in range(len(whole)))
+            sizes = (*held.shape[:dim], length, *held.shape[dim + 1 :])
             if 0 not in sizes:
-                yield number, storage, held.start + local * width, self._box((offsets, sizes, held.strides))
+                boxes.append((local * width, self._box((offsets, sizes, held.strides))))
+        return whole, boxes
 
     def _box(self, box: tuple[Shape, Shape, Shape]) -> int:
         if box not in self._boxes:
             self._boxes[box] = self.builder.add_box(*box)
         return self._boxes[box]
+
+
+def _expert(name: str) -> re.Match[str] | None:
+    return _EXPERT[0].fullmatch(name) or _EXPERT[1].fullmatch(name)
 
 
 def first_layers(parts: Sequence[RankPart], path_of: Mapping[Rank, str]) -> dict[tuple[int, int], int]:

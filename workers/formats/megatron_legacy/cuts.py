@@ -6,7 +6,6 @@ Sources: Megatron-Core ``tensor_parallel/layers.py``, ``transformer/mlp.py`` (ga
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple
@@ -34,29 +33,44 @@ class Cut(Enum):
     """The down projections of latent attention: whole or a block of rows, as the layer spec was."""
 
 
-_CUTS = (
-    (r"embedding\.word_embeddings\.weight", Cut.ROWS),
-    (r"output_layer\.(weight|bias)", Cut.ROWS),
-    (r".*\.linear_qkv\.(weight|bias)", Cut.ROWS),
-    (r".*\.(linear_q_proj|linear_q_up_proj|linear_kv_up_proj|eh_proj)\.weight", Cut.ROWS),
-    (r".*\.core_attention\.softmax_offset", Cut.ROWS),
-    (r".*\.(linear_q_down_proj|linear_kv_down_proj)\.weight", Cut.LATENT),
-    (r".*\.(linear_proj|linear_fc2)\.weight", Cut.COLUMNS),
-    (r".*\.linear_fc1\.(weight|bias)", Cut.GATE_AND_UP),
-    (r".*\.(linear_proj|linear_fc2)\.bias", Cut.WHOLE),
-    (r".*norm\.(weight|bias)", Cut.WHOLE),
-    (r".*\.layer_norm_(weight|bias)", Cut.WHOLE),
-    (r".*\.router\.(weight|bias|expert_bias)", Cut.WHOLE),
-    (r".*\.shared_experts\.gate_weight", Cut.WHOLE),
-    (r"model\.embed_tokens\.weight|lm_head\.weight", Cut.ROWS),
-    (r"reward_head\.weight", Cut.WHOLE),
-    (r".*\.qkv_proj\.(weight|bias)", Cut.QUERY_KEY_VALUE),
-    (r".*\.gate_up_proj\.weight", Cut.GATE_AND_UP),
-    (r".*\.(o_proj|down_proj)\.weight", Cut.COLUMNS),
-    (r".*\.rotary_emb\.inv_freq", Cut.WHOLE),
-)
-_PATTERN = re.compile("|".join(f"(?P<c{number}>{pattern})" for number, (pattern, _) in enumerate(_CUTS)))
-_HEAD = re.compile(r"(output_layer|lm_head)\.weight")
+_CUTS = {
+    "word_embeddings.weight": Cut.ROWS,
+    "output_layer.weight": Cut.ROWS,
+    "output_layer.bias": Cut.ROWS,
+    "linear_qkv.weight": Cut.ROWS,
+    "linear_qkv.bias": Cut.ROWS,
+    "linear_q_proj.weight": Cut.ROWS,
+    "linear_q_up_proj.weight": Cut.ROWS,
+    "linear_kv_up_proj.weight": Cut.ROWS,
+    "linear_q_down_proj.weight": Cut.LATENT,
+    "linear_kv_down_proj.weight": Cut.LATENT,
+    "eh_proj.weight": Cut.ROWS,
+    "core_attention.softmax_offset": Cut.ROWS,
+    "linear_proj.weight": Cut.COLUMNS,
+    "linear_proj.bias": Cut.WHOLE,
+    "linear_fc1.weight": Cut.GATE_AND_UP,
+    "linear_fc1.bias": Cut.GATE_AND_UP,
+    "linear_fc2.weight": Cut.COLUMNS,
+    "linear_fc2.bias": Cut.WHOLE,
+    "router.weight": Cut.WHOLE,
+    "router.bias": Cut.WHOLE,
+    "router.expert_bias": Cut.WHOLE,
+    "shared_experts.gate_weight": Cut.WHOLE,
+    # verl's own modules
+    "embed_tokens.weight": Cut.ROWS,
+    "lm_head.weight": Cut.ROWS,
+    "reward_head.weight": Cut.WHOLE,
+    "qkv_proj.weight": Cut.QUERY_KEY_VALUE,
+    "qkv_proj.bias": Cut.QUERY_KEY_VALUE,
+    "o_proj.weight": Cut.COLUMNS,
+    "gate_up_proj.weight": Cut.GATE_AND_UP,
+    "down_proj.weight": Cut.COLUMNS,
+    "rotary_emb.inv_freq": Cut.WHOLE,
+}
+"""By module and parameter; norms are known by their names' ends."""
+
+_NORMS = ("norm.weight", "norm.bias", ".layer_norm_weight", ".layer_norm_bias")
+_HEADS = ("output_layer.weight", "lm_head.weight")
 _LATENT_ROWS = {"linear_q_down_proj": ("q_lora_rank",), "linear_kv_down_proj": ("kv_lora_rank", "qk_rope_head_dim")}
 
 
@@ -78,13 +92,11 @@ class Segments(NamedTuple):
 
 def cut_of(name: str, shape: Shape) -> Cut | None:
     """How the parameter of a name is cut; None for a name that no rule knows."""
-    found = _PATTERN.fullmatch(name)
-    if found is None or found.lastgroup is None:
-        return None
-    if _HEAD.fullmatch(name) and shape[:1] == (1,):
+    if name in _HEADS and shape[:1] == (1,):
         return Cut.WHOLE  # the head of a value model
-    # The last group is the inmost that took part, so look for the numbered one.
-    return next(cut for number, (_, cut) in enumerate(_CUTS) if found[f"c{number}"] is not None)
+    parts = name.rsplit(".", 2)
+    cut = _CUTS.get(".".join(parts[-2:]))
+    return Cut.WHOLE if cut is None and name.endswith(_NORMS) else cut
 
 
 def segments(name: str, shape: Shape, cut: Cut, place: tuple[int, int], facts: Facts) -> Segments | None:
