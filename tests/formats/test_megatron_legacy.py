@@ -193,6 +193,16 @@ def test_folders_of_two_runs_are_told_apart(tmp_path):
     assert "mp_rank_02" in refusal(tmp_path, GeometryMismatch).message
 
 
+def test_files_of_two_steps_are_told_apart(tmp_path):
+    run = Run(2)
+    tensors = whole(run, 0)
+    write_run(tmp_path, run, tensors)
+    write_config(tmp_path, run)
+    late = megatron_lm(run, list(stages(run, tensors, 1, 0, 0))) | {"iteration": 8}
+    torch.save(late, tmp_path / "mp_rank_01" / "model_optim_rng.pt")
+    assert "mp_rank_01/model_optim_rng.pt has the iteration 8" in refusal(tmp_path, GeometryMismatch).message
+
+
 def test_stages_with_gaps_in_their_layers_are_refused(tmp_path):
     weights = {f"decoder.layers.{n}.input_layernorm.weight": torch.ones(2) for n in (0, 2)}
     save(tmp_path, megatron_lm(Run(), [OrderedDict(weights)]))

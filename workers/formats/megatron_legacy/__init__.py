@@ -7,6 +7,8 @@ Sources: Megatron-LM ``training/checkpointing.py``; verl ``utils/checkpoint/mega
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from workers.checkpoint import Checkpoint
 from workers.errors import CorruptFile
 from workers.families.megatron import NAMING, VERL_NAMING
@@ -18,12 +20,16 @@ from workers.formats._model_folder import CONFIG, ModelFiles
 from workers.formats._steps import STILL_WRITING
 from workers.formats.megatron_legacy.assemble import Assembly, RankPart, expert_count, first_layers
 from workers.formats.megatron_legacy.folders import holds, rank_folders
-from workers.formats.megatron_legacy.rank_file import read_rank_file
-from workers.formats.megatron_legacy.topology import Grid, check_all_there, find_grid
+from workers.formats.megatron_legacy.rank_file import RankContent, read_rank_file
+from workers.formats.megatron_legacy.topology import Grid, check_all_there, check_one_run, find_grid
 from workers.options import ConvertOptions
+from workers.storage import FileEntry, Folder
 
 NAME = "megatron-legacy"
 SIGNS = "mp_rank_<TP>[_<PP>][_<EP>]/model_optim_rng.pt or model.pt, here or in iter_<N>/, release/, <role>/model/"
+
+FILES_AT_ONCE = 8
+"""Rank files asked of an object store at the same time."""
 
 
 def detect(listing: Listing) -> Detection | None:
@@ -82,9 +88,18 @@ def _read(listing: Listing, folder: MegatronFolder) -> tuple[Grid, list[RankPart
     first = read_rank_file(listing.folder, folders[0].entry)
     grid, ranks = find_grid(folders, first)
     check_all_there(grid, ranks, folder.path, first.arguments)
-    contents = [first, *(read_rank_file(listing.folder, other.entry) for other in folders[1:])]
+    contents = [first, *_read_others(listing.folder, [other.entry for other in folders[1:]])]
+    check_one_run(contents)
     parts = [RankPart(rank, content) for rank, content in zip(ranks, contents, strict=True)]
     return grid, sorted(parts, key=lambda part: (part.rank.pipeline, part.rank.tensor, part.rank.expert))
+
+
+def _read_others(folder: Folder, entries: list[FileEntry]) -> list[RankContent]:
+    """Read rank files one after the other, or several at a time where waiting for a store is what takes time."""
+    if folder.is_local:
+        return [read_rank_file(folder, entry) for entry in entries]
+    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="rank-files") as pool:
+        return list(pool.map(lambda entry: read_rank_file(folder, entry), entries))
 
 
 def _left_out(parts: list[RankPart]) -> tuple[tuple[str, str], ...]:

@@ -58,6 +58,8 @@ class RankContent:
     digest: str
     stages: tuple[tuple[Held, ...], ...]
     arguments: Mapping[str, Any]
+    iteration: int | None
+    """The training step, where the file tells."""
     extra_states: int
     """How many entries of TransformerEngine are left out."""
 
@@ -74,7 +76,9 @@ def read_rank_file(folder: Folder, entry: FileEntry) -> RankContent:
         entries = [list(_flat(entry.path, stage)) for stage in stages]
         held = tuple(tuple(_held(file, stage)) for stage in entries)
         extra = sum(len(stage) for stage in entries) - sum(map(len, held))
-    return RankContent(entry, file.directory_digest, held, arguments, extra)
+    iteration = file.root.get("iteration") if isinstance(file.root, dict) else None
+    told = iteration if type(iteration) is int else None
+    return RankContent(entry, file.directory_digest, held, arguments, told, extra)
 
 
 def _stages(file: TorchFile) -> tuple[list[Any], Mapping[str, Any]]:

@@ -12,6 +12,8 @@ from workers.formats._steps import STILL_WRITING
 from workers.formats.megatron_legacy.folders import RankFolder
 from workers.formats.megatron_legacy.rank_file import RankContent
 
+_GRID_KEYS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+
 
 @dataclass(frozen=True, slots=True)
 class Rank:
@@ -112,6 +114,23 @@ def check_all_there(grid: Grid, ranks: Sequence[Rank], place: str, told: Mapping
                     known = tensor if grid.expert_tensor == grid.tensor else None
                     name = join(place, grid.folder_name(known, pipeline, expert))
                     raise _missing(grid, name, f"expert-parallel rank {expert}{_stage(grid, pipeline)}", told)
+
+
+def check_one_run(contents: Sequence[RankContent]) -> None:
+    """Raise ``GeometryMismatch`` where files were saved at different steps or by runs on other grids."""
+    first = contents[0]
+    for content in contents[1:]:
+        keys = ("iteration", *_GRID_KEYS)
+        here, there = ((c.iteration, *(c.arguments.get(key) for key in _GRID_KEYS)) for c in (content, first))
+        for key, found, expected in zip(keys, here, there, strict=True):
+            if found != expected:
+                raise GeometryMismatch(
+                    f"{content.entry.path} has the {key} {found}, but {first.entry.path} has {expected}",
+                    file=content.entry.path,
+                    expected=f"{key} {expected}",
+                    found=f"{key} {found}",
+                    hint="The files are of different runs or steps: bring together those of one checkpoint.",
+                )
 
 
 def _stage(grid: Grid, pipeline: int) -> str:
