@@ -91,3 +91,19 @@ def test_optimizer_state_alone_points_to_the_weights(tmp_path):
     (tmp_path / "huggingface").mkdir()
     (tmp_path / "huggingface" / "model.safetensors").write_bytes(b"")
     assert "huggingface/ has the weights" in refusal(tmp_path, IncompleteCheckpoint).message
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_plain_dcp_folder_with_megatrons_names_is_mapped_by_megatrons_tables(tmp_path):
+    shapes = {
+        "embedding.word_embeddings.weight": (6, 4),
+        "decoder.layers.0.self_attention.linear_qkv.weight": (8, 4),
+        "decoder.layers.0.mlp.linear_fc1.weight_w": (3, 4),
+        "decoder.layers.0.mlp.linear_fc1.weight_v": (3, 4),
+        "output_layer.weight": (6, 4),
+    }
+    state = {"model": {f"module.{name}": torch.ones(shape) for name, shape in shapes.items()}, "iteration": 3}
+    torch.distributed.checkpoint.save(state, checkpoint_id=tmp_path / "iter_0000003", no_dist=True)
+    checkpoint = opened(tmp_path)
+    assert (checkpoint.format, checkpoint.naming) == ("dcp", "megatron")
+    assert {tensor.name: tensor.shape for tensor in checkpoint.tensors} == shapes

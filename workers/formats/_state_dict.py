@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from workers.checkpoint import TensorInfo
 from workers.errors import AmbiguousSource, GeometryMismatch, InvalidOption, UnknownFormat, UnmappedTensor
+from workers.families.megatron import NAMING as MEGATRON
 from workers.formats._namings import TORCHTUNE, naming_of_keys
 from workers.formats.verl_fsdp.ranks import WRAPPERS
 from workers.options import ConvertOptions
@@ -130,6 +131,8 @@ def naming_of(names: Iterable[str], options: ConvertOptions) -> str:
     if options.source_naming is not None:
         return options.source_naming
     names = set(names)
+    if "embedding.word_embeddings.weight" in names:
+        return MEGATRON
     if naming_of_keys(names, "the checkpoint") == TORCHTUNE:
         return TORCHTUNE
     if "tok_embeddings.weight" in names and any(map(TORCHTITAN.fullmatch, names)):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder
 from workers.errors import CorruptFile, IncompleteCheckpoint
+from workers.families.megatron import NAMING
 from workers.formats._dcp_items import add_tensors
 from workers.formats._dcp_metadata import METADATA, DcpMetadata, read_dcp_metadata
 from workers.formats._format import Detection, Format, Listing, join
@@ -21,7 +22,6 @@ from workers.formats._steps import STILL_WRITING
 from workers.options import ConvertOptions
 
 NAME = "megatron-dist"
-NAMING = "megatron"
 BACKEND_FILE = "metadata.json"
 BACKEND, BACKEND_KEY = "torch_dist", "sharded_backend"
 COMMON_FILE = "common.pt"
