@@ -134,6 +134,8 @@ class Adapter:
     """Where the alpha comes from (a file's name, an option), or what was looked at in vain."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further keys for adapter_config.json (``task_type``, ``use_rslora`` ...)."""
+    needs_alpha: bool = False
+    """Whether an adapter without a known alpha is refused even where it is kept apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,21 @@ class CheckpointBuilder:
         shapes = np.ones((len(self.tensors), dimensions), dtype=np.int64)
         for number, tensor in enumerate(self.tensors):
             shapes[number, : len(tensor.shape)] = tensor.shape
+        ends = pieces.offsets + pieces.sizes
+        outside = np.flatnonzero(((pieces.offsets < 0) | (ends > shapes[pieces.tensor])).any(axis=1))
+        if len(outside):
+            row = int(outside[0])
+            tensor = self.tensors[pieces.tensor[row]]
+            file = self.files[storages[pieces.storage[row], 0]].path
+            raise GeometryMismatch(
+                f"{file} holds {_box_text(pieces, row, len(tensor.shape))} of tensor {tensor.name}, which has only the "
+                f"shape {list(tensor.shape)}",
+                tensor=tensor.name,
+                file=file,
+                expected=f"a box inside of {list(tensor.shape)}",
+                found=_box_text(pieces, row, len(tensor.shape)),
+                hint="The file was written by another run, or its metadata is damaged.",
+            )
         for fault in cover_faults(pieces.tensor, pieces.offsets, pieces.sizes, shapes):
             tensor = self.tensors[fault.owner]
             if fault.overlapping_rows:

@@ -14,7 +14,7 @@ SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12
 SIZE_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 FloatType = Literal["float32", "bfloat16", "float16"]
-TargetFormat = Literal["hf"]
+TargetFormat = Literal["hf", "peft"]
 VerifyLevel = Literal["none", "digests", "reread"]
 
 

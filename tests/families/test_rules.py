@@ -103,7 +103,7 @@ def test_every_rule_of_every_table_is_sound():
 
 def test_no_model_type_has_two_tables():
     pairs = [
-        (table.naming, model_type)
+        (table.naming, model_type, table.architectures)
         for table in all_tables()
         for model_type in table.model_types
         if model_type != ANY_MODEL

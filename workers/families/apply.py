@@ -9,9 +9,9 @@ from typing import Any
 
 from workers.checkpoint import Adapter, Checkpoint
 from workers.dtypes import BY_TORCH_NAME
-from workers.errors import GeometryMismatch, IncompleteCheckpoint, UnmappedTensor
+from workers.errors import GeometryMismatch, IncompleteCheckpoint, InvalidOption, UnmappedTensor
 from workers.expressions import Cast, Expression, Slice, Source
-from workers.families import lora_config
+from workers.families import lora_config, own_adapters
 from workers.families.adapters import PeftParts, adapter_entries, is_peft, take_apart
 from workers.families.checks import check_config, check_counts, check_value_model
 from workers.families.config_file import CONFIG, edited_config
@@ -35,6 +35,9 @@ from workers.options import ConvertOptions
 
 HUB_NAMING = "huggingface"
 """Naming of a source that is a Hugging Face model already: no table renames it."""
+
+PEFT = "peft"
+"""Target format whose result is the adapter alone."""
 
 KEEP_FLOAT32 = ("e_score_correction_bias", "_scale_inv")
 """Ends of names that no cast to fewer bits touches: transformers' ``_keep_in_fp32_modules_strict``, scales of FP8."""
@@ -71,23 +74,43 @@ def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe
     entries: list[Entry] = [
         (tensor.name, Source(number, tensor.dtype, tensor.shape)) for number, tensor in enumerate(checkpoint.tensors)
     ]
+    if own_adapters.is_own(name for name, _ in entries):
+        config = _config(checkpoint)
+        tables = find_tables(checkpoint.naming, config, options.family)
+        renamed = own_adapters.hub_names(entries, tables, model_facts(config, options), merge=options.lora == "merge")
+        entries = renamed.entries
+        checkpoint = replace(checkpoint, naming=renamed.naming)
     parts = None
     if checkpoint.naming != HUB_NAMING and is_peft(name for name, _ in entries):
         parts = take_apart(entries)
     if parts is None:
+        if options.target_format == PEFT:
+            raise _no_adapter(checkpoint)
         return _map_model(checkpoint, entries, options, probe)
     adapter = checkpoint.adapter or Adapter(options.lora_alpha, "the checkpoint does not say")
-    if options.lora == "merge":
+    if adapter.needs_alpha and adapter.lora_alpha is None:
+        raise own_adapters.no_alpha(adapter)
+    if options.lora == "merge" and options.target_format != PEFT:
         return _merged(checkpoint, parts, adapter, options, probe)
-    if parts.is_adapter_only:
+    if parts.is_adapter_only or options.target_format == PEFT:
         files, notes = _adapter_files(checkpoint, parts, adapter, "")
         targets = _targets(adapter_entries(parts), options, (), "")
-        notes = ("there are no base weights: the result is an adapter", *notes)
+        if options.target_format != PEFT:
+            notes = ("there are no base weights: the result is an adapter", *notes)
         return Mapping(NAMES_KEPT, targets, (), files, checkpoint.side_files, notes)
     base = _map_model(checkpoint, _in_order(parts), options, probe)
     files, notes = _adapter_files(checkpoint, parts, adapter, lora_config.ADAPTER_FOLDER)
     apart = _targets(adapter_entries(parts), options, (), lora_config.ADAPTER_FOLDER)
     return replace(base, targets=base.targets + apart, files=base.files + files, notes=base.notes + notes)
+
+
+def _no_adapter(checkpoint: Checkpoint) -> InvalidOption:
+    return InvalidOption(
+        f"{checkpoint.address.url} holds no adapter, which is what the target format {PEFT} is for",
+        expected="a LoRA adapter",
+        found=f"{len(checkpoint.tensors)} tensors of a model",
+        hint="Leave the target format out: the result is then a model.",
+    )
 
 
 def _merged(

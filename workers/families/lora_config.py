@@ -40,14 +40,22 @@ def adapter_config(parts: PeftParts, adapter: Adapter, base_model: str | None) -
         "inference_mode": True,
         "lora_dropout": 0.0,
         "task_type": None,
+        "use_dora": False,
         **adapter.settings,
         "r": rank,
         "lora_alpha": int(alpha) if alpha is not None and float(alpha).is_integer() else alpha,
         "target_modules": target_modules(parts),
-        "modules_to_save": sorted({module.rpartition(".")[2] for module, _, _ in parts.trained}) or None,
+        "modules_to_save": trained_modules(parts, adapter),
         **({"use_dora": True} if dora else {}),
         **({"rank_pattern": others} if others else {}),
     }
+
+
+def trained_modules(parts: PeftParts, adapter: Adapter) -> list[str] | None:
+    """Modules that were trained as a whole, by the last parts of their names; trained biases are none of them."""
+    biases = adapter.settings.get("bias", "none") != "none"
+    modules = {module.rpartition(".")[2] for module, leaf, _ in parts.trained if not (biases and leaf == "bias")}
+    return sorted(modules) or None
 
 
 def target_modules(parts: PeftParts) -> list[str]:

@@ -16,7 +16,6 @@ from workers.formats._format import Listing
 from workers.formats._model_folder import read_json
 from workers.storage import FileEntry
 
-
 _HEAD = "lm_head.weight"
 _MADE_ANEW = ".rotary_emb.inv_freq"
 

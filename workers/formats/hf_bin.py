@@ -5,13 +5,16 @@ Source: transformers ``modeling_utils.py`` of before version 5, huggingface_hub 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from workers.checkpoint import Checkpoint, CheckpointBuilder
 from workers.errors import IncompleteCheckpoint
 from workers.formats._format import Detection, Format, Listing
-from workers.formats._model_folder import CONFIG, find_model_files
+from workers.formats._model_folder import CONFIG, find_model_files, read_json
 from workers.formats._state_dict import ModelPart, naming_of
 from workers.formats._torch_state_dict import StateDicts, add_model, read_state_dicts
-from workers.formats._weight_files import BIN, SAFETENSORS, Weights, find_weights
+from workers.formats._weight_files import BIN, SAFETENSORS, Weights, check_listed, find_weights
 from workers.options import ConvertOptions
 
 SIGNS = "pytorch_model.bin, or pytorch_model-*-of-*.bin and pytorch_model.bin.index.json"
@@ -30,12 +33,16 @@ def detect(listing: Listing) -> Detection | None:
 
 def open_hf_bin(listing: Listing, options: ConvertOptions) -> Checkpoint:
     """Open a model folder by the pickles of its files."""
-    weights = find_weights(listing, BIN)
+    return open_torch_model(listing, options, find_weights(listing, BIN), "hf-bin")
+
+
+def open_torch_model(listing: Listing, options: ConvertOptions, weights: Weights, name: str) -> Checkpoint:
+    """Open the given files of a model by their pickles."""
     dicts = read_state_dicts(listing.folder, weights.files)
-    notes = _check_index(dicts, weights)
+    notes = _check_index(dicts, weights, read_json(listing, CONFIG))
     builder = CheckpointBuilder()
     part = add_model(builder, dicts, options)
-    return whole_model(listing, options, builder, "hf-bin", (weights.evidence, part, (*weights.notes, *notes)))
+    return whole_model(listing, options, builder, name, (weights.evidence, part, (*weights.notes, *notes)))
 
 
 def whole_model(
@@ -70,8 +77,9 @@ def whole_model(
     )
 
 
-def _check_index(dicts: StateDicts, weights: Weights) -> tuple[str, ...]:
+def _check_index(dicts: StateDicts, weights: Weights, config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Each tensor must be where the index says; what it does not list is said."""
+    listed = check_listed(weights.where, dicts.found, config)
     for name, file in weights.where.items():
         there = dicts.found.get(name)
         if there is not None and dicts.files[there[0]][1].path != file:
@@ -84,12 +92,8 @@ def _check_index(dicts: StateDicts, weights: Weights) -> tuple[str, ...]:
                 hint="Files of different downloads or versions are mixed: fetch the folder again.",
             )
     beside = [name for name in dicts.found if weights.where and name not in weights.where]
-    return (f"{len(beside)} tensors such as {beside[0]} are not in the index",) if beside else ()
-
-
-def _check_listed(weights: Weights, dicts: StateDicts, config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    note = check_listed(weights.where, dicts.found, config)
-    return (note,) if note else ()
+    unlisted = f"{len(beside)} tensors such as {beside[0]} are not in the index" if beside else None
+    return tuple(filter(None, (listed, unlisted)))
 
 
 FORMAT = Format("hf-bin", "Hugging Face model folder (pytorch_model.bin)", SIGNS, detect, open_hf_bin)
