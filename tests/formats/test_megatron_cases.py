@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from tests.formats.cases import Area
 from tests.formats.evaluator import Evaluator
+from workers.convert import convert
 from workers.errors import GeometryMismatch, IncompleteCheckpoint, UnmappedTensor, UnsafePickle
 from workers.families import map_checkpoint
 from workers.formats import open_checkpoint
@@ -106,3 +109,30 @@ def test_a_cast_leaves_the_bias_of_a_router_as_it_is():
     mapped = map_checkpoint(checkpoint, options, Evaluator(checkpoint))
     dtypes = {target.expression.dtype for target in mapped.targets if target.name.endswith("e_score_correction_bias")}
     assert dtypes == {"F32"}
+
+
+LOADED = (
+    "mbridge-deepseek-v3-tp2-pp2",
+    "mbridge-gemma2-tp2",
+    "mbridge-gpt-oss-tp2",
+    "mbridge-mistral-tp2-pp3",
+    "mlm-torch-llama-tied-tp2-pp2",
+    "mlm-torch-mixtral-ep2",
+    "verl-qwen2-moe-ep2-sharedgate",
+    "verl-qwen3-moe-etp2",
+    "verl-qwen3-tied-pp2",
+    "verl030-qwen2-tp2",
+)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", LOADED)
+def test_transformers_finds_every_weight_of_a_converted_model(tmp_path, name):
+    convert(str(AREA.folder / name / "input"), str(tmp_path / "model"), AREA.options(name))
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+    assert not found["mismatched_keys"]
+    logits = model(torch.tensor([[1, 2, 3]])).logits
+    assert torch.isfinite(logits).all()
+    assert logits.shape[-1] == AREA.expected(name)["config"]["vocab_size"]

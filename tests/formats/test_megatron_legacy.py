@@ -25,7 +25,10 @@ from workers.errors import (
     UnmappedTensor,
     UnshardError,
 )
+from workers.families import map_checkpoint
+from workers.families.operations import Facts
 from workers.formats import open_checkpoint
+from workers.formats.megatron_legacy.cuts import Cut, cut_of, segments
 from workers.options import ConvertOptions
 from workers.storage import open_folder
 
@@ -191,6 +194,57 @@ def test_folders_of_two_runs_are_told_apart(tmp_path):
     assert "one form" in refusal(tmp_path, GeometryMismatch).message
     (tmp_path / "mp_rank_00_001").rename(tmp_path / "mp_rank_02")
     assert "mp_rank_02" in refusal(tmp_path, GeometryMismatch).message
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_head_on_the_last_stage_is_left_out_when_it_is_the_embedding_padding_or_not(tmp_path, tied):
+    run = Run(2, layers=((1, 1),))
+    tensors = whole(run, 0)
+    if tied:
+        tensors["output_layer.weight"] = tensors["embedding.word_embeddings.weight"]
+    write_run(tmp_path, run, tensors)
+    write_config(tmp_path, run, vocab_size=7, tie_word_embeddings=True, num_attention_heads=6, num_key_value_heads=1)
+    checkpoint = opened(tmp_path)
+    if not tied:
+        with pytest.raises(GeometryMismatch, match="tie_word_embeddings is true, but"):
+            map_checkpoint(checkpoint, ConvertOptions(), Evaluator(checkpoint))
+        return
+    mapped = map_checkpoint(checkpoint, ConvertOptions(), Evaluator(checkpoint))
+    shapes = {target.name: target.expression.shape for target in mapped.targets}
+    assert shapes["model.embed_tokens.weight"] == (7, HIDDEN)
+    assert "lm_head.weight" not in shapes
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(6, Cut.WHOLE), (3, Cut.ROWS), (2, None)])
+def test_down_projections_of_latent_attention_are_whole_or_cut_as_their_rows_say(rows, expected):
+    name = "decoder.layers.0.self_attention.linear_q_down_proj.weight"
+    facts = Facts({"q_lora_rank": 6})
+    assert cut_of(name, (rows, 4)) is Cut.LATENT
+    if expected is None:
+        with pytest.raises(GeometryMismatch, match=r"6 rows on each rank, or on all 2 together \(q_lora_rank\)"):
+            segments(name, (rows, 4), Cut.LATENT, (1, 2), facts)
+        return
+    share = segments(name, (rows, 4), Cut.LATENT, (1, 2), facts)
+    assert share == (None if expected is Cut.WHOLE else segments(name, (rows, 4), Cut.ROWS, (1, 2), facts))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "cut"),
+    [
+        ("mtp.layers.0.eh_proj.weight", (4, 8), Cut.ROWS),
+        ("mtp.layers.0.enorm.weight", (4,), Cut.WHOLE),
+        ("decoder.layers.0.self_attention.core_attention.softmax_offset", (4,), Cut.ROWS),
+        ("decoder.layers.0.mlp.router.expert_bias", (4,), Cut.WHOLE),
+        ("decoder.layers.0.mlp.shared_experts.gate_weight", (1, 4), Cut.WHOLE),
+        ("decoder.layers.0.mlp.shared_experts.linear_fc1.weight", (4, 4), Cut.GATE_AND_UP),
+        ("decoder.layers.0.mlp.linear_fc2.bias", (4,), Cut.WHOLE),
+        ("output_layer.weight", (1, 4), Cut.WHOLE),
+        ("output_layer.weight", (2, 4), Cut.ROWS),
+        ("decoder.layers.0.mixer.A_log", (4,), None),
+    ],
+)
+def test_parameters_are_cut_as_their_modules_are(name, shape, cut):
+    assert cut_of(name, shape) is cut
 
 
 def test_files_of_two_steps_are_told_apart(tmp_path):

@@ -21,12 +21,14 @@ from workers.options import ConvertOptions
 Holds = Callable[[Listing, str], bool]
 """Whether a subfolder is the one that holds a checkpoint's files."""
 
+STEPS_LOOKED_INTO = 4
+"""To recognise a run: its steps are all of one kind, and asking for many takes long on an object store."""
+
 HUGGING_FACE = "huggingface"
 RELEASE = "release"
 
 _INNER = ("", "dist_ckpt", "model")
 _STEP = re.compile(r"(iter|global_step)_(\d{1,18})")
-_MODEL_FOLDER_SIGNS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def places(listing: Listing, holds: Holds) -> Iterator[str]:
     if inner := _inner(listing, "", holds):
         yield inner.path
         return
-    steps = sorted(_steps(listing).items(), reverse=True)
+    steps = sorted(_steps(listing).items(), reverse=True)[:STEPS_LOOKED_INTO]
     for folder in [*_roles(listing, "", holds), *(name for _, name in steps), RELEASE]:
         for owner in (folder, *_roles(listing, folder, holds)):
             if inner := _inner(listing, owner, holds):
