@@ -46,6 +46,7 @@ __all__ = [
     "Sequence",
     "Storage",
     "TensorRecord",
+    "inert_names",
     "load",
     "load_at",
     "paused_collector",
@@ -98,6 +99,14 @@ def load_at(data: bytes, start: int, *, file: str) -> Loaded:
     with paused_collector:
         root = _with_enough_stack(lambda: _run(unpickler, file), tuple_depth_limit(body), file)
     return Loaded(root, unpickler.storages, end)
+
+
+def inert_names() -> Callable[[str, str], Any]:
+    """What names mean in one pickle: the inert constructor or record class of a (module, name).
+
+    For a reader of pickles of its own. Raises ``pickle_records.RefusedError`` for names that are never acceptable.
+    """
+    return _InertUnpickler(b"").find_class
 
 
 def _run(unpickler: _InertUnpickler, file: str) -> Any:

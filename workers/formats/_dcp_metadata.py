@@ -19,13 +19,16 @@ from numpy.typing import NDArray
 from workers.checkpoint import PLAIN, ZSTD, TensorInfo
 from workers.dtypes import ELEMENT_TYPES
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
-from workers.formats._dcp_records import DcpRecords, read_records
+from workers.formats._dcp_records import DcpRecords, read_large_records, read_records
 from workers.formats._format import Listing, join
 from workers.geometry import IntArray, Shape
 
 METADATA = ".metadata"
 RANK_METADATA = re.compile(r"__(?P<rank>\d+)\.metadata")
 """Written instead of ``.metadata`` by ``dcp.save(use_collectives=False)``: each rank's chunks only."""
+
+LARGE_BYTES = 4 << 20
+"""From here on the pickle is read in the way that makes no object for each chunk."""
 
 TRANSFORMS = {(): PLAIN, ("stream.zstd/1",): ZSTD}
 """Encodings by torch's transform descriptors (``_extension.py``)."""
@@ -93,12 +96,24 @@ def read_dcp_metadata(listing: Listing, prefix: str = "") -> DcpMetadata:
     gathered: DcpRecords | None = None
     sources = _sources(listing, prefix)
     for path in sources:
-        data = listing.folder.read(path)
-        digest.update(data)
-        records = read_records(data, path)
+        records = _read(listing, path, digest)
         gathered = records if gathered is None else _union(gathered, records, path)
     assert gathered is not None  # noqa: S101 - there is at least one source
     return _assemble(gathered, sources, digest.hexdigest())
+
+
+def _read(listing: Listing, path: str, digest: xxhash.xxh3_128) -> DcpRecords:
+    entry = listing.file(path)
+    if entry is not None and entry.size_bytes >= LARGE_BYTES:
+        data = bytearray(entry.size_bytes)
+        listing.folder.read_into(path, 0, memoryview(data))
+        digest.update(data)
+        records = read_large_records(data, path)
+        if records is not None:
+            return records
+    content = listing.folder.read(path)
+    digest.update(content)
+    return read_records(content, path)
 
 
 def _sources(listing: Listing, prefix: str) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ Knows torch's classes and nothing of files or folders; ``_dcp_metadata`` brings 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
@@ -14,6 +13,8 @@ import numpy as np
 
 from workers.checkpoint import TensorInfo
 from workers.errors import CorruptFile
+from workers.formats._dcp_opcodes import UnusualError
+from workers.formats._dcp_stream import MetadataStream, Numbers
 from workers.geometry import IntArray, Shape
 from workers.pickle_records import is_count
 from workers.pickles import DType, Record, load
@@ -73,36 +74,38 @@ def _merged(first: list[_Value], second: list[_Value]) -> tuple[list[_Value], In
 
 def read_records(data: bytes, path: str) -> DcpRecords:
     """Read the pickle of a metadata file. Raises ``UnsafePickle`` or ``CorruptFile``."""
-    root = load(data, file=path)
-    if not isinstance(root, Record) or type(root).kind != "Metadata" or not isinstance(root.state, dict):
-        _damaged(path, "torch's Metadata", type(root).__name__)
-    return _Columns(path).read(root)
+    return _Columns(path).read(load(data, file=path))
 
 
-class _Numbers(dict[Any, int]):
-    """Gives each distinct value the next number."""
-
-    def __missing__(self, key: Any) -> int:
-        self[key] = number = len(self)
-        return number
+def read_large_records(data: bytearray, path: str) -> DcpRecords | None:
+    """Read a large pickle with little memory, changing ``data``; None when it is not of the usual form."""
+    stream = MetadataStream(data)
+    try:
+        root = stream.read()
+    except UnusualError:
+        return None
+    data.clear()
+    return _Columns(path, stream).read(root)
 
 
 class _Columns:
     """Collects the columns of one metadata pickle."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, stream: MetadataStream | None = None) -> None:
         self._path = path
+        self._stream = stream or MetadataStream(bytearray())
+        self._runs: list[tuple[int, int, int]] = []
         self._tensors: dict[str, TensorInfo] = {}
         self._numbers: dict[str, int] = {}
         self._objects: list[str] = []
         self._chunks = array("q")
         self._items = array("q")
-        self._boxes = _Numbers()
-        self._offsets = _Numbers()
-        self._files = _Numbers()
-        self._transforms = _Numbers()
+        self._boxes, self._offsets, self._files = self._stream.boxes, self._stream.offsets, self._stream.files
+        self._transforms = Numbers()
 
-    def read(self, root: Record) -> DcpRecords:
+    def read(self, root: Any) -> DcpRecords:
+        if not isinstance(root, Record) or type(root).kind != "Metadata" or not isinstance(root.state, dict):
+            _damaged(self._path, "torch's Metadata", type(root).__name__)
         entries, stored = root.get("state_dict_metadata"), root.get("storage_data")
         if not isinstance(entries, dict) or not isinstance(stored, dict):
             _damaged(self._path, "state_dict_metadata and storage_data", "none")
@@ -112,9 +115,9 @@ class _Columns:
             self._add_item(index, info)
         return DcpRecords(
             tensors=self._tensors,
-            chunks=_rows(self._chunks, 2),
+            chunks=self._all_chunks(),
             boxes=list(self._boxes),
-            items=_rows(self._items, ITEM_COLUMNS),
+            items=self._all_items(),
             item_offsets=list(self._offsets),
             files=list(self._files),
             transforms=list(self._transforms),
@@ -134,11 +137,40 @@ class _Columns:
             _damaged(self._path, f"dtype, shape and chunks of tensor {name}", type(entry).kind, name)
         number = self._numbers[name] = len(self._tensors)
         self._tensors[name] = TensorInfo(name, dtype, shape)
+        self._runs.extend((number, *run) for run in getattr(chunks, "runs", ()))
         for chunk in chunks:
             offsets, sizes = (chunk.get("offsets"), chunk.get("sizes")) if isinstance(chunk, Record) else (None, None)
             if not _is_shape(offsets) or not _is_shape(sizes):
                 _damaged(self._path, f"offsets and sizes of the chunks of tensor {name}", str(chunk)[:80], name)
             self._chunks.extend((number, self._boxes[offsets, sizes]))
+
+    def _all_chunks(self) -> IntArray:
+        """The chunks that are records, and those that the stream took into its columns."""
+        boxes = np.frombuffer(self._stream.chunks, dtype=np.int32)
+        taken = np.array(self._runs, dtype=np.int64).reshape(-1, 3)
+        rows = np.empty((len(self._chunks) // 2 + int((taken[:, 2] - taken[:, 1]).sum()), 2), dtype=np.int64)
+        rows[: len(self._chunks) // 2] = _rows(self._chunks, 2)
+        at = len(self._chunks) // 2
+        for tensor, first, last in self._runs:
+            rows[at : at + last - first, 0] = tensor
+            rows[at : at + last - first, 1] = boxes[first:last]
+            at += last - first
+        return rows
+
+    def _all_items(self) -> IntArray:
+        if not self._stream.items:
+            return _rows(self._items, ITEM_COLUMNS)
+        numbers = np.array([self._numbers.get(name, -1) for name in self._stream.names], dtype=np.int64)
+        plain = self._transforms[()]
+        taken = np.frombuffer(self._stream.items, dtype=np.int64).reshape(-1, ITEM_COLUMNS - 1)
+        owner = numbers[taken[:, 0]]
+        known = np.flatnonzero(owner >= 0)
+        rows = np.empty((len(known) + len(self._items) // ITEM_COLUMNS, ITEM_COLUMNS), dtype=np.int64)
+        rows[: len(known), 0], rows[: len(known), -1] = owner[known], plain
+        for column in range(1, ITEM_COLUMNS - 1):
+            rows[: len(known), column] = taken[known, column]
+        rows[len(known) :] = _rows(self._items, ITEM_COLUMNS)
+        return rows
 
     def _add_item(self, index: Any, info: Any) -> None:
         if not isinstance(index, Record) or not isinstance(info, Record):
@@ -181,8 +213,8 @@ def _is_path(value: Any) -> bool:
     return type(value) is tuple and len(value) > 0 and all(type(part) in (str, int) for part in value)
 
 
-def _rows(values: Iterable[int], columns: int) -> IntArray:
-    return np.array(values, dtype=np.int64).reshape(-1, columns)
+def _rows(values: array[int], columns: int) -> IntArray:
+    return np.frombuffer(values, dtype=np.int64).reshape(-1, columns) if values else np.zeros((0, columns), np.int64)
 
 
 def _damaged(path: str, expected: str, found: str, tensor: str | None = None) -> NoReturn:
