@@ -250,6 +250,12 @@ def test_layers_and_experts_are_counted():
         check_counts(names, table.counts, Facts({"num_hidden_layers": 1, "num_local_experts": 3}))
 
 
+def test_a_language_model_inside_of_another_has_no_table():
+    config = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
+    with pytest.raises(UnmappedTensor, match="the model family gemma3"):
+        find_tables(NAMING, config)
+
+
 def test_an_unknown_model_type_is_told_with_those_that_are_known():
     with pytest.raises(UnmappedTensor) as caught:
         find_tables(VERL_NAMING, {"model_type": "mixtral"})

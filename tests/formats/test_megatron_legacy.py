@@ -277,9 +277,16 @@ def test_copies_that_differ_between_ranks_are_not_published(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_step_that_the_folder_is_not_of_is_refused(tmp_path):
+def test_a_step_or_role_that_the_folder_is_not_of_is_refused(tmp_path):
     save(tmp_path, megatron_lm(Run(), [OrderedDict()]))
     assert "step 4" in refusal(tmp_path, InvalidOption, step=4).message
+    assert "role critic" in refusal(tmp_path, InvalidOption, role="critic").message
+
+
+def test_verls_modules_need_a_config(tmp_path):
+    run = Run(2, groups=2, verl=True)
+    write_run(tmp_path, run, whole(run, 0))
+    assert "config.json" in refusal(tmp_path, IncompleteCheckpoint).message
 
 
 def test_the_tracker_decides_between_steps_and_the_release(tmp_path):

@@ -189,7 +189,8 @@ def _table(
 ) -> Table:
     # Layers after the model's own come first: to them the pattern of any layer would fit as well.
     rules = (*(_next_token(layer) if mtp else ()), *_ENDS, *_placed(layer, _LEFT, _RIGHT))
-    return Table(name, model_types, rules, NAMING, counts=(_LAYERS, _EXPERTS) if experts else (_LAYERS,))
+    counts = (_LAYERS, _EXPERTS) if experts else (_LAYERS,)
+    return Table(name, model_types, rules, NAMING, counts=counts, inside=False)
 
 
 _MIXTRAL = (
@@ -281,5 +282,6 @@ TABLES = (
         (*_VERL_ENDS, *_placed(_VERL_LAYER, _RIGHT, _RIGHT)),
         VERL_NAMING,
         counts=(Count("model.layers.{layer}.{rest}", "layer", ("num_hidden_layers",), "layers"),),
+        inside=False,
     ),
 )

@@ -61,7 +61,8 @@ def find_tables(naming: str, config: Mapping[str, Any], family: str | None = Non
     if family is not None:
         return (*always, _named(family, tables))
     by_type = {model_type: table for table in tables for model_type in table.model_types}
-    chain = [by_type[model_type] for model_type in model_types(config) if model_type in by_type]
+    found = [(depth, by_type[kind]) for depth, kind in enumerate(model_types(config)) if kind in by_type]
+    chain = [table for depth, table in found if table.inside or depth == 0]
     if not chain and naming not in HUB_LIKE:
         raise _unsupported(naming, config, by_type)
     return (*always, *dict.fromkeys(reversed(chain)))

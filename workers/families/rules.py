@@ -139,6 +139,8 @@ class Table:
     """Ends of names whose tensors no cast touches, beside those of every family."""
     counts: tuple[Count, ...] = ()
     """What must be there as often as the config says."""
+    inside: bool = True
+    """Whether it also fits a language model that is a part of a larger one, by the type in the config's part."""
     required: tuple[str, ...] = ()
     """Patterns of names that must be there, for each layer that the config tells."""
     architectures: str = ""

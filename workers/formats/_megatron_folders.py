@@ -59,7 +59,7 @@ def choose_folder(listing: Listing, options: ConvertOptions, holds: Holds) -> Me
         return inner
     steps = _steps(listing)
     if not steps and RELEASE not in listing.folders():
-        _check_asked(listing, options)
+        _check_asked(listing, options, role_is_open=True)
         return _of_role(listing, MegatronFolder("", ""), options, holds)
     if options.step is None and (tracker_text(listing) == RELEASE or not steps):
         return _of_role(listing, MegatronFolder("", RELEASE, ("the released weights",)), options, holds)
@@ -103,8 +103,8 @@ def _of_role(listing: Listing, step: MegatronFolder, options: ConvertOptions, ho
     return MegatronFolder(inner.path, inner.owner, step.notes)
 
 
-def _check_asked(listing: Listing, options: ConvertOptions) -> None:
-    """Refuse a step that a folder given directly is not of."""
+def _check_asked(listing: Listing, options: ConvertOptions, *, role_is_open: bool = False) -> None:
+    """Refuse a step or role that a folder given directly is not of."""
     parts = listing.folder.address.url.rstrip("/").split("/")
     steps = [int(match[2]) for part in parts if (match := _STEP.fullmatch(part))]
     if options.step is not None and steps[-1:] != [options.step]:
@@ -113,6 +113,13 @@ def _check_asked(listing: Listing, options: ConvertOptions) -> None:
             expected=f"iter_{options.step:07d}",
             found=f"step {steps[-1]}" if steps else "no step folder",
             hint="Give the run folder, which holds the folders of iterations, or leave the option step out.",
+        )
+    if options.role is not None and not role_is_open and options.role not in parts[-2:]:
+        raise InvalidOption(
+            f"role {options.role} is asked for, but {listing.folder.address.url} holds the files of one role only",
+            expected=options.role,
+            found=parts[-1],
+            hint="Give the step folder, which holds the roles, or leave the option role out.",
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from workers.checkpoint import Checkpoint
-from workers.errors import CorruptFile
+from workers.errors import CorruptFile, IncompleteCheckpoint
 from workers.families.megatron import NAMING, VERL_NAMING
 from workers.families.operations import NO_FACTS
 from workers.families.registry import model_facts
@@ -47,6 +47,8 @@ def open_megatron_legacy(listing: Listing, options: ConvertOptions) -> Checkpoin
     model = model_files(listing, folder, options)
     facts = NO_FACTS if model.config is None else model_facts(model.config, options)
     grid, parts = _read(listing, folder)
+    if model.config is None and grid.tensor > 1 and _is_verl(parts[0]):
+        raise _no_config(model.looked_in)
     paths = {part.rank: part.content.entry.path for part in parts}
     arguments = parts[0].content.arguments
     assembly = Assembly(grid, facts, first_layers(parts, paths), expert_count(facts, arguments))
@@ -100,6 +102,17 @@ def _read_others(folder: Folder, entries: list[FileEntry]) -> list[RankContent]:
         return [read_rank_file(folder, entry) for entry in entries]
     with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="rank-files") as pool:
         return list(pool.map(lambda entry: read_rank_file(folder, entry), entries))
+
+
+def _no_config(looked_in: str) -> IncompleteCheckpoint:
+    return IncompleteCheckpoint(
+        f"{CONFIG} (looked in {looked_in}) is missing: without it the queries, keys and values of each rank can't be "
+        "told apart",
+        file=CONFIG,
+        expected="the model's config.json",
+        found="none",
+        hint="verl 0.3 wrote none: name a folder with the model's config.json with the option config_dir.",
+    )
 
 
 def _left_out(parts: list[RankPart]) -> tuple[tuple[str, str], ...]:
