@@ -123,9 +123,10 @@ def _read_layers(listing: Listing, files: TagFiles, assembly: Assembly) -> list[
     """The tensors of each tensor-parallel rank, as ``<layer>.<name>``; each layer must have all ranks."""
     numbers = sorted({layer for layer, _ in files.layers})
     ranks = max(rank for _, rank in files.layers) + 1
-    absent = [(layer, rank) for layer in numbers for rank in range(ranks) if (layer, rank) not in files.layers]
-    if absent:
-        layer, rank = absent[0]
+    all_files = ((layer, rank) for layer in numbers for rank in range(ranks))
+    absent = next((place for place in all_files if place not in files.layers), None)
+    if absent is not None:
+        layer, rank = absent
         name = join(files.tag.path, f"layer_{layer:02d}-model_{rank:02d}-model_states.pt")
         raise IncompleteCheckpoint(
             f"{name} is missing: other layers have files of {ranks} tensor-parallel ranks",

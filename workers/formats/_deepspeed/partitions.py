@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, islice
 from math import prod
 from typing import NamedTuple, TypeVar
 
@@ -20,6 +20,8 @@ from workers.storage import FileEntry, Folder
 
 FILES_AT_ONCE = 8
 """Files asked of an object store at the same time."""
+
+_SHOWN = 8
 
 Read = TypeVar("Read")
 
@@ -101,11 +103,13 @@ def _check_ranks(files: TagFiles, mp_rank: int, ranks: Sequence[int], expected: 
             hint=f"It is left over from a run with more ranks: move it elsewhere. {ONE_CHECKPOINT}",
         )
     there = set(ranks)
-    missing = [files.optimizer_name((mp_rank, rank)) for rank in range(expected) if rank not in there]
-    if missing:
-        listed = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if missing[8:] else "")
+    count = expected - len(there)
+    if count:
+        absent = islice((rank for rank in range(expected) if rank not in there), _SHOWN)
+        missing = [files.optimizer_name((mp_rank, rank)) for rank in absent]
+        listed = ", ".join(missing) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
         raise IncompleteCheckpoint(
-            f"{listed} {'is' if len(missing) == 1 else 'are'} missing: the fp32 weights are in {expected} partitions "
+            f"{listed} {'is' if count == 1 else 'are'} missing: the fp32 weights are in {expected} partitions "
             f"(partition_count), and {len(ranks)} files are there",
             file=missing[0],
             expected=f"{expected} files *zero_pp_rank_*_mp_rank_{mp_rank:02d}_optim_states.pt",
