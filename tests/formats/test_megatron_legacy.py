@@ -298,6 +298,7 @@ def test_the_tracker_decides_between_steps_and_the_release(tmp_path):
         ("3", {}, "iter_0000003"),
         ("3", {"step": 10}, "iter_0000010"),
         ("release", {}, "release"),
+        ("release", {"step": 3}, "iter_0000003"),
     ):
         tracker.write_text(text)
         assert opened(tmp_path, **options).tensors[0].name == f"decoder.{expected}norm.weight"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from workers.errors import IncompleteCheckpoint, InvalidOption, UnknownFormat
 from workers.formats._format import Listing, join
 from workers.formats._model_folder import ModelFiles, find_model_files
-from workers.formats._steps import STILL_WRITING, choose_role, choose_step, tracker_text
+from workers.formats._steps import RELEASE, STILL_WRITING, choose_role, choose_step, tracker_text
 from workers.options import ConvertOptions
 
 Holds = Callable[[Listing, str], bool]
@@ -25,7 +25,6 @@ STEPS_LOOKED_INTO = 4
 """To recognise a run: its steps are all of one kind, and asking for many takes long on an object store."""
 
 HUGGING_FACE = "huggingface"
-RELEASE = "release"
 
 _INNER = ("", "dist_ckpt", "model")
 _STEP = re.compile(r"(iter|global_step)_(\d{1,18})")

@@ -16,6 +16,9 @@ from workers.options import ConvertOptions
 TRACKER = "latest_checkpointed_iteration.txt"
 """Megatron-LM's and verl's note of the latest complete step."""
 
+RELEASE = "release"
+"""What the tracker of Megatron-LM says, and the folder is called, for weights that no training step wrote."""
+
 PREFERRED_ROLES = ("actor", "policy")
 """What is taken when nothing is asked for: verl's name for the trained model, and SkyRL's."""
 
@@ -103,9 +106,9 @@ def tracker_text(listing: Listing) -> str | None:
 
 
 def tracked_step(listing: Listing) -> int | None:
-    """The step that the tracker file names; ``CorruptFile`` when it names none."""
+    """The step that the tracker file names, None for released weights; ``CorruptFile`` when it says neither."""
     text = tracker_text(listing)
-    if text is None:
+    if text in (None, RELEASE):
         return None
     if not re.fullmatch(r"\d{1,18}", text):
         raise CorruptFile(
