@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -187,8 +187,16 @@ def tilings(draw, shape):
 
 
 @st.composite
+def flat_tilings(draw, shape):
+    """Boxes that tile a shape: its row-major elements cut at random places, as flat partitions leave them."""
+    cuts = sorted({0, prod(shape), *draw(st.lists(st.integers(0, prod(shape)), max_size=5))})
+    return [box for start, stop in pairwise(cuts) for box in flat_range_boxes(shape, start, stop)]
+
+
+@st.composite
 def tiled_tensors(draw):
-    return [(shape, draw(tilings(shape))) for shape in draw(st.lists(shapes, min_size=1, max_size=4))]
+    kinds = st.sampled_from((tilings, flat_tilings))
+    return [(shape, draw(draw(kinds)(shape))) for shape in draw(st.lists(shapes, min_size=1, max_size=4))]
 
 
 def faults_of(tensors):

@@ -165,15 +165,20 @@ def cover_faults(owner: NDArray[Any], offsets: IntArray, sizes: IntArray, shapes
     """Find tensors whose boxes (sorted by owner, then offsets; no repeats) do not tile them exactly.
 
     ``shapes`` has one row per tensor, padded with ones. Boxes that run in a row along one dimension, which is
-    what sharding on one dimension leaves, are proved all at once; the others tensor by tensor.
+    what sharding on one dimension leaves, and boxes that follow on each other in row-major order, which is what flat
+    partitions leave, are proved all at once; the others tensor by tensor.
     """
     counts = np.bincount(owner, minlength=len(shapes))
     volumes = np.bincount(owner, weights=sizes.prod(axis=1), minlength=len(shapes)).astype(np.int64)
     totals = shapes.prod(axis=1)
     missing = totals - volumes
     first = np.concatenate(([0], np.cumsum(counts)))
-    in_line = _in_line(owner, offsets, sizes)
-    for index in np.flatnonzero((missing != 0) | ~_all_by_owner(in_line, owner, len(shapes))):
+    doubtful = ~_all_by_owner(_in_line(owner, offsets, sizes), owner, len(shapes))
+    if doubtful.any():
+        rest = doubtful[owner]
+        in_order = _in_row_major_order(owner[rest], offsets[rest], sizes[rest], shapes)
+        doubtful &= ~_all_by_owner(in_order, owner[rest], len(shapes))
+    for index in np.flatnonzero((missing != 0) | doubtful):
         rows = slice(int(first[index]), int(first[index + 1]))
         pair = _first_overlap(offsets[rows], sizes[rows])
         overlap = (rows.start + pair[0], rows.start + pair[1]) if pair else None
@@ -194,6 +199,24 @@ def _in_line(owner: NDArray[Any], offsets: IntArray, sizes: IntArray) -> NDArray
     direction = np.where(same_owner, after.argmax(axis=1), -1)
     turned = (direction[1:] != direction[:-1]) & (direction[1:] >= 0) & (direction[:-1] >= 0)
     fine[2:] &= ~turned
+    return fine
+
+
+def _in_row_major_order(
+    owner: NDArray[Any], offsets: IntArray, sizes: IntArray, shapes: IntArray
+) -> NDArray[np.bool_]:
+    """Which rows are boxes without gaps in row-major order, and begin where the row before them ends or beyond."""
+    whole, single = sizes == shapes[owner], sizes == 1
+    ones_before = np.ones_like(single)
+    ones_before[:, 1:] = np.logical_and.accumulate(single[:, :-1], axis=1)
+    whole_after = np.ones_like(whole)
+    whole_after[:, :-1] = np.logical_and.accumulate(whole[:, :0:-1], axis=1)[:, ::-1]
+    fine: NDArray[np.bool_] = (ones_before & whole_after).any(axis=1)
+    strides = np.ones_like(shapes)
+    strides[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
+    starts = (offsets * strides[owner]).sum(axis=1)
+    ends = starts + sizes.prod(axis=1)
+    fine[1:] &= (owner[1:] != owner[:-1]) | (starts[1:] >= ends[:-1])
     return fine
 
 

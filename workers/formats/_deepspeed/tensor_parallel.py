@@ -26,6 +26,9 @@ _LITERAL = re.compile(r"\^?((?:\\\W|[\w\-])+)\$")
 # Without groups the time to match grows with a power of the name's length, which few repetitions keep low.
 _SAFE = re.compile(r"[^()]*")
 _MOST_REPETITIONS = 3
+_LONGEST_NAME = 512
+
+_AFFINE_VERSION = 1
 
 REPLICATED = "tp_replicated_parameter_patterns"
 AVERAGED = "parameter_to_average_patterns"
@@ -66,9 +69,10 @@ class TensorParallelism:
         self._info = info
         self._lists = {key: _Patterns(_texts(info.get(key)), file) for key in (REPLICATED, AVERAGED, ROWS)}
         self._lists |= {key: _Patterns(_texts(info.get(key)), file) for key in (VOCABULARY, TWO_PARTS)}
-        self._parts = [(_Patterns(_texts(_get(entry, "patterns")), file), entry) for entry in info.get(PARTS) or ()]
+        self._parts = [(_Patterns(_texts(_get(entry, "patterns")), file), entry) for entry in _items(info.get(PARTS))]
         affine = info.get("affine_map")
-        maps = affine.get("params") if isinstance(affine, dict) and affine.get("version") == 1 else None
+        self._version = affine.get("version") if isinstance(affine, dict) else _AFFINE_VERSION
+        maps = affine.get("params") if isinstance(affine, dict) else None
         self._maps = dict(maps) if isinstance(maps, dict) else {}
         self._mapped = _Patterns([text for text in self._maps if type(text) is str], file)
 
@@ -79,6 +83,10 @@ class TensorParallelism:
 
     def shares(self, name: str, shapes: Sequence[Shape]) -> list[Share]:
         """The share of each rank, from the shapes of all ranks' shards of a parameter."""
+        if len(set(map(len, shapes))) > 1:
+            raise self._contradiction(name, "shards with equally many dimensions", str([*map(list, shapes)]))
+        if self._version != _AFFINE_VERSION:
+            raise self._contradiction(name, f"an affine_map of version {_AFFINE_VERSION}", f"{self._version!r}"[:40])
         pattern = self._mapped.match(name)
         if pattern is not None:
             return self._affine(name, self._maps[pattern], shapes)
@@ -98,14 +106,14 @@ class TensorParallelism:
         dim, full = _get(entry, "partition_dim"), _get(entry, "shape")
         if type(dim) is not int or not isinstance(full, (list, tuple)) or not 0 <= dim < len(shapes[0]):
             raise self._contradiction(name, "a partition_dim and a shape of sub-parameters", f"{dim!r}, {full!r}"[:80])
-        widths = _get(entry, "sub_param_shard_widths")
-        sizes = full[dim] if dim < len(full) and isinstance(full[dim], (list, tuple)) else (None,)
-        if widths is None:
-            even = [size // len(shapes) for size in sizes if type(size) is int]
-            widths = [[width] * len(shapes) for width in even]
-        if not widths or len(widths) != len(sizes) or any(len(part) != len(shapes) for part in widths):
+        sizes = _counts(full[dim]) if dim < len(full) else None
+        told = _items(_get(entry, "sub_param_shard_widths"))
+        widths = [_counts(part) or () for part in told] or [
+            (size // len(shapes),) * len(shapes) for size in sizes or ()
+        ]
+        if sizes is None or len(widths) != len(sizes) or any(len(part) != len(shapes) for part in widths):
             raise self._contradiction(name, "the width of each sub-parameter on each rank", f"{widths!r}"[:80])
-        return self._cut(name, shapes, dim, [tuple(part) for part in widths])
+        return self._cut(name, shapes, dim, widths)
 
     def _cut(self, name: str, shapes: Sequence[Shape], dim: int, parts: Sequence[Sequence[int]]) -> list[Share]:
         """Shards along one dimension; ``parts`` gives for each fused part its width on each rank."""
@@ -157,7 +165,7 @@ class TensorParallelism:
             if _counts(_get(own, "shard_shape")) != shape:
                 raise self._contradiction(name, str(_get(own, "shard_shape")), f"{list(shape)} on rank {rank}")
             segments: list[Segment] = []
-            for piece in _get(own, "pieces") or ():
+            for piece in _items(_get(own, "pieces")):
                 segments += self._affine_piece(name, piece, full, shape)
             if sum(segment.stop - segment.start for segment in segments) != prod(shape):
                 raise self._contradiction(name, f"pieces of {list(shape)} on rank {rank}", "pieces of another size")
@@ -283,7 +291,9 @@ class _Patterns:
                 self._expressions.append((text, _compiled(text, file)))
 
     def match(self, name: str) -> str | None:
-        """The first pattern that fits a name."""
+        """The first pattern that fits a name; none fits a name that is longer than any model's."""
+        if len(name) > _LONGEST_NAME:
+            return None
         known = self._names.get(name)
         return known or next((text for text, expression in self._expressions if expression.match(name)), None)
 
@@ -292,7 +302,7 @@ def _compiled(text: str, file: str) -> re.Pattern[str]:
     plain = re.sub(r"\\.", "", text)
     repetitions = len(re.findall(r"[*+{]", plain))
     try:
-        if _SAFE.fullmatch(plain) and repetitions <= _MOST_REPETITIONS and len(text) <= 512:
+        if _SAFE.fullmatch(plain) and repetitions <= _MOST_REPETITIONS and len(text) <= _LONGEST_NAME:
             return re.compile(text)
     except re.error:
         pass
@@ -311,8 +321,12 @@ def _get(value: Any, key: str, default: Any = None) -> Any:
     return value.get(key, default) if isinstance(value, Record) else default
 
 
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
 def _texts(value: Any) -> list[str]:
-    return [text for text in value if type(text) is str] if isinstance(value, (list, tuple)) else []
+    return [text for text in _items(value) if type(text) is str]
 
 
 def _counts(value: Any) -> Shape | None:
