@@ -111,9 +111,122 @@ def test_a_destination_that_holds_anything_is_left_alone(tmp_path: Path, destina
     with pytest.raises(DestinationNotEmpty, match=r"notes\.txt"):
         run_plan(plan, destination)
     overwriting = dataclasses.replace(plan, options=ConvertOptions(overwrite=True))
-    with pytest.raises(DestinationNotEmpty, match="no model"):
+    with pytest.raises(DestinationNotEmpty, match="no part of a model"):
         run_plan(overwriting, destination)
     assert open_folder(destination).read("notes.txt") == b"mine"
+
+
+@pytest.mark.parametrize("stranger", ["optimizer.pt", "notes.md", "train.py", "run-2/data/x.bin"])
+def test_overwrite_takes_nothing_away_that_is_no_part_of_a_model(
+    tmp_path: Path, destination: str, stranger: str
+) -> None:
+    run_plan(identity_plan(write_source(tmp_path / "a", random_tensors(1), 1)), destination)
+    open_folder(destination).write(stranger, b"mine")
+    plan = identity_plan(write_source(tmp_path / "b", random_tensors(2), 2), ConvertOptions(overwrite=True))
+    with pytest.raises(DestinationNotEmpty, match=stranger.rpartition(".")[0]):
+        run_plan(plan, destination)
+    assert read_model(destination) == expected(random_tensors(1))
+    assert open_folder(destination).read(stranger) == b"mine"
+
+
+def test_a_conversion_that_is_done_already_does_nothing(tmp_path: Path, destination: str) -> None:
+    plan = identity_plan(write_source(tmp_path / "source", random_tensors(1), 1))
+    first = run_plan(plan, destination)
+    again = run_plan(plan, destination)
+    assert again.already_there
+    assert again.manifest == first.manifest
+    assert not first.already_there
+
+
+@pytest.mark.parametrize("place", ["beside", "mount point", "store"])
+def test_an_interrupted_overwrite_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    destination = f"memory://{tmp_path.name}/model" if place == "store" else str(tmp_path / "model")
+    if place == "mount point":
+        monkeypatch.setattr("workers.local_destination.os.path.ismount", lambda path: str(path) == destination)
+    old, new = random_tensors(1), random_tensors(2, count=10)
+    options = ConvertOptions(max_shard_size="400", overwrite=True)
+    run_plan(identity_plan(write_source(tmp_path / "a", old, 1), options), destination)
+    plan = identity_plan(write_source(tmp_path / "b", new, 2), options)
+    failing = (
+        "workers.store_destination.StoreDestination.commit" if place == "store" else "workers.local_destination._sync"
+    )
+
+    with monkeypatch.context() as broken:
+        broken.setattr(failing, _refuse)
+        with pytest.raises((StorageError, OSError)):
+            run_plan(plan, destination)
+    run_plan(plan, destination)
+
+    assert read_model(destination) == expected(new)
+    assert verify_model(destination).equal
+    names = {entry.path for entry in open_folder(destination).list()}
+    assert names == {
+        *(file.path for file in plan.layout.files),
+        "model.safetensors.index.json",
+        "config.json",
+        MANIFEST_NAME,
+    }
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_a_lost_claim_stops_the_loser_and_spares_the_winners_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination = f"memory://{tmp_path.name}/model"
+    monkeypatch.setattr("workers.store_destination.STALE_AFTER_S", 0.0)
+    loser = identity_plan(write_source(tmp_path / "a", random_tensors(1), 1))
+    winner = identity_plan(write_source(tmp_path / "b", random_tensors(2), 2))
+
+    def overtake(event: Event) -> None:
+        if isinstance(event, Started):
+            run_plan(winner, destination)
+
+    with pytest.raises(DestinationBusy):
+        run_plan(loser, destination, observer=overtake)
+    assert read_model(destination) == expected(random_tensors(2))
+    assert verify_model(destination).equal
+
+
+def test_a_changed_source_is_not_mixed_with_files_of_the_one_before(tmp_path: Path) -> None:
+    def versioned(tensors: dict[str, Any]) -> Any:
+        checkpoint = write_source(tmp_path / "source", tensors, 11)
+        folder = open_folder(str(tmp_path / "source"))
+        files = tuple(
+            dataclasses.replace(file, digest="", version=entry.version)
+            for file in checkpoint.files
+            if (entry := folder.stat(file.path)) is not None
+        )
+        return identity_plan(dataclasses.replace(checkpoint, files=files), ConvertOptions(max_shard_size="300"))
+
+    tensors = random_tensors(11, count=10)
+    cancel = threading.Event()
+    with pytest.raises(Cancelled):
+        run_plan(
+            versioned(tensors),
+            str(tmp_path / "model"),
+            cancel=cancel,
+            observer=lambda event: cancel.set() if isinstance(event, Progress) and event.files_done >= 2 else None,
+        )
+    changed = {name: (dtype, values ^ values.dtype.type(1)) for name, (dtype, values) in tensors.items()}
+    run_plan(versioned(changed), str(tmp_path / "model"))
+    assert read_model(str(tmp_path / "model")) == expected(changed)
+
+
+def test_an_existing_empty_folder_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir(mode=0o700)
+    (tmp_path / "model").chmod(0o2750)
+    run_plan(identity_plan(write_source(tmp_path / "source", random_tensors(1), 1)), str(tmp_path / "model"))
+    assert (tmp_path / "model").stat().st_mode & 0o7777 == 0o2750
+
+
+def test_a_name_with_a_star_touches_nobody_elses_folder(tmp_path: Path) -> None:
+    victim = tmp_path / ".abc.unshard-0123456789abcdef"
+    victim.mkdir()
+    run_plan(identity_plan(write_source(tmp_path / "source", random_tensors(1), 1)), str(tmp_path / "a*c"))
+    assert victim.is_dir()
 
 
 def test_overwrite_replaces_a_model_whole(tmp_path: Path, destination: str) -> None:

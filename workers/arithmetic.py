@@ -87,23 +87,24 @@ class NumpyArithmetic:
 
 def _cast_block(values: Elements, source: str, out: Elements, target: str) -> None:
     if source in ("F64", "F16"):
-        with np.errstate(over="ignore"):  # beyond float32's range is infinity, as in torch
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond float32's range is infinity, as in torch
             single = values.view(_NUMPY_FLOATS[source]).astype(np.float32).view(np.uint32)
+        quieten(single)
     elif source == "BF16":
         single = values.astype(np.uint32) << np.uint32(16)
-    elif source == "F32":
-        single = values.view(np.uint32)
+    elif source in _FLOAT8_VALUES:
+        single = _FLOAT8_VALUES[source][values].view(np.uint32)
     else:
-        raise NotImplementedError(f"cast from {source}")
+        single = values.view(np.uint32)
     if target == "BF16":
         round_to_bfloat16(single, out)
     elif target == "F32":
         out[...] = single
-    elif target in _NUMPY_FLOATS:
+    else:
+        single = single.copy()
+        quieten(single)
         with np.errstate(over="ignore"):  # beyond float16's range is infinity, as in torch
             out[...] = single.view(np.float32).astype(_NUMPY_FLOATS[target]).view(out.dtype)
-    else:
-        raise NotImplementedError(f"cast to {target}")
 
 
 def _float8_values(exponent_bits: int, *, has_infinity: bool) -> NDArray[np.float32]:
@@ -133,6 +134,13 @@ _FLOAT8_VALUES = {
     "F8_E8M0": np.array([2.0 ** (pattern - 127) for pattern in range(255)] + [np.nan], dtype=np.float32),
 }
 _NUMPY_FLOATS: dict[str, Any] = {"F64": np.float64, "F16": np.float16}
+
+
+def quieten(single: NDArray[np.uint32]) -> None:
+    """Give every NaN of float32 bits the one quiet pattern of its sign, in place."""
+    nan = (single & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    if nan.any():
+        single[nan] = (single[nan] & np.uint32(0x80000000)) | np.uint32(0x7FC00000)
 
 
 def round_to_bfloat16(single: NDArray[np.uint32], out: NDArray[np.uint16]) -> None:

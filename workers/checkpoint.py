@@ -297,8 +297,8 @@ class CheckpointBuilder:
             tensor = self.tensors[pieces.tensor[row]]
             file = self.files[storages[pieces.storage[row], 0]].path
             raise GeometryMismatch(
-                f"{file} holds {_box_text(pieces, row, len(tensor.shape))} of tensor {tensor.name}, which has only the "
-                f"shape {list(tensor.shape)}",
+                f"{file} holds {_box_text(pieces, row, len(tensor.shape))} of tensor {tensor.name}, which has only "
+                f"the shape {list(tensor.shape)}",
                 tensor=tensor.name,
                 file=file,
                 expected=f"a box inside of {list(tensor.shape)}",

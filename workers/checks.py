@@ -5,8 +5,10 @@ Equal recorded checksums of equally long storages decide without reading; bytes 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -15,7 +17,7 @@ from workers.arithmetic import NumpyArithmetic
 from workers.checkpoint import NO_CHECKSUM, Checkpoint, PieceTable
 from workers.checksums import ChecksumLedger, crc32
 from workers.dtypes import ELEMENT_TYPES
-from workers.errors import GeometryMismatch
+from workers.errors import Cancelled, GeometryMismatch
 from workers.geometry import Shape, flat_range_boxes
 from workers.merge import SourceReader
 from workers.storage import Folder, open_folder
@@ -118,9 +120,12 @@ def _partners(replicas: PieceTable, pieces: PieceTable) -> np.ndarray[tuple[int]
     return found
 
 
-def compare_replicas(checkpoint: Checkpoint, folder: Folder, pairs: list[ReplicaPair]) -> None:
+def compare_replicas(
+    checkpoint: Checkpoint, folder: Folder, pairs: list[ReplicaPair], cancel: threading.Event
+) -> None:
     """Compare replicas byte by byte; raises ``GeometryMismatch`` for the first that differs."""
     for pair in pairs:
+        stop_if_cancelled(cancel)
         tensor = checkpoint.tensors[checkpoint.pieces.tensor[pair.piece]]
         dimensions = len(tensor.shape)
         sizes = tuple(checkpoint.pieces.sizes[pair.piece, :dimensions].tolist())
@@ -178,16 +183,24 @@ def _differing_replicas(checkpoint: Checkpoint, pair: ReplicaPair, name: str) ->
     )
 
 
-def finish_checksums(checkpoint: Checkpoint, folder: Folder, ledger: ChecksumLedger) -> int:
+def stop_if_cancelled(cancel: threading.Event) -> None:
+    """Raise ``Cancelled`` once ``cancel`` is set."""
+    if cancel.is_set():
+        raise Cancelled("the conversion was stopped", hint="Run the same command again to resume it.")
+
+
+def finish_checksums(checkpoint: Checkpoint, folder: Folder, ledger: ChecksumLedger, cancel: threading.Event) -> int:
     """Read what is left of storages that were read in part, so that each is compared whole; returns bytes read."""
     total = 0
+    others = cache(open_folder)
     for storage, gaps in list(ledger.unproved()):
         source = checkpoint.files[checkpoint.storages.file[storage]]
         base = int(checkpoint.storages.offset[storage])
         for start, end in gaps:
             for begin in range(start, end, COMPARED_BYTES):
                 length = min(COMPARED_BYTES, end - begin)
-                where = folder if source.folder is None else open_folder(source.folder)
+                stop_if_cancelled(cancel)
+                where = folder if source.folder is None else others(source.folder)
                 data = where.read(source.path, base + begin, length, version=source.version or None)
                 ledger.add([(storage, begin, length, crc32(data))])
                 total += length

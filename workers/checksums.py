@@ -6,6 +6,7 @@ they note the CRC-32 of each range, and the ledger combines neighbours until a s
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -37,16 +38,24 @@ class ChecksumLedger:
         self._proved: set[int] = set()
 
     def add(self, ranges: Iterable[RangeChecksum]) -> None:
-        """Note ranges that were read; raises ``CorruptFile`` when a storage is whole and differs."""
+        """Note ranges that were read; raises ``CorruptFile`` when a storage is whole and differs.
+
+        A storage that is read whole is compared each time. Of ranges that overlap the first one counts: files
+        that change between two reads are found by their version.
+        """
         storages = self._checkpoint.storages
         for storage, start, length, crc in ranges:
-            if storage in self._proved or storages.crc32[storage] == NO_CHECKSUM or not length:
+            if storages.crc32[storage] == NO_CHECKSUM or not length:
                 continue
             if start == 0 and length == storages.length[storage]:
                 self._runs.pop(storage, None)
                 self._compare(storage, crc)
-            else:
+            elif storage not in self._proved:
                 self._insert(storage, _Run(start, start + length, crc))
+
+    def is_proved(self, storage: int) -> bool:
+        """Whether a storage was read whole and has the checksum that its file records, or records none."""
+        return storage in self._proved or bool(self._checkpoint.storages.crc32[storage] == NO_CHECKSUM)
 
     def unproved(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
         """Storages of which only parts were read, and the (start, end) gaps that are left to read."""
@@ -56,17 +65,9 @@ class ChecksumLedger:
             starts = [*(run.start for run in runs), length]
             yield storage, [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
-    def pending(self) -> list[RangeChecksum]:
-        """What is known of storages that aren't whole yet, for the journal of an interrupted conversion."""
-        return [
-            (storage, run.start, run.end - run.start, run.crc)
-            for storage, runs in sorted(self._runs.items())
-            for run in runs
-        ]
-
     def _insert(self, storage: int, new: _Run) -> None:
         runs = self._runs.setdefault(storage, [])
-        position = next((i for i, run in enumerate(runs) if run.end > new.start), len(runs))
+        position = bisect.bisect_right(runs, new.start, key=lambda run: run.end)
         if position < len(runs) and runs[position].start < new.end:
             return  # these bytes were read before (a retried part, or a tensor that is used twice)
         runs.insert(position, new)

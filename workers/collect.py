@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from workers.checksums import ChecksumLedger
+from workers.checksums import ChecksumLedger, RangeChecksum
 from workers.errors import Cancelled, StorageError
 from workers.events import Event, FileCompleted, Observer, Progress
 from workers.layout import OutputFile
-from workers.manifest import FileRecord, digest
+from workers.manifest import FileRecord, digest, digest_of_list
 from workers.merge import PartResult, Recipe
 
 PROGRESS_EVERY_S = 0.5
@@ -46,6 +46,12 @@ class LocalOutput:
     def __init__(self, root: str, file: OutputFile) -> None:
         """Make the file of its final size and write its header."""
         self.path = str(Path(root, file.path))
+        if not Path(root).is_dir():
+            raise StorageError(
+                f"{root} isn't there on this machine",
+                file=root,
+                hint="All nodes must mount the destination's file system at the same path; or convert to a bucket.",
+            )
         with _told(self.path):
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -198,8 +204,8 @@ class _Account:
     """What is known of an output file under way."""
 
     digests: dict[int, str] = field(default_factory=dict)
-    storages: set[int] = field(default_factory=set)
-    nan: set[int] = field(default_factory=set)
+    checksums: list[RangeChecksum] = field(default_factory=list)
+    infinite: set[int] = field(default_factory=set)
     nonzero: set[int] = field(default_factory=set)
 
 
@@ -208,6 +214,7 @@ class Collection:
 
     def __init__(self, recipe: Recipe, files: tuple[OutputFile, ...], observer: Observer) -> None:
         self._recipe = recipe
+        self.source_version = digest_of_list(f"{file.path}\t{file.version}" for file in recipe.checkpoint.files)
         self._files = files
         self._observer = observer
         self._lock = threading.Lock()
@@ -234,8 +241,8 @@ class Collection:
             if result.part in account.digests:
                 return False  # made twice, because a worker was thought lost
             account.digests[result.part] = result.digest.hex()
-            account.storages.update(checksum[0] for checksum in result.checksums)
-            account.nan.update(result.nan_targets)
+            account.checksums += result.checksums
+            account.infinite.update(result.infinite_targets)
             account.nonzero.update(result.nonzero_targets)
             self.ledger.add(result.checksums)
             self._bytes_done += int(self._recipe.parts.length[result.part])
@@ -249,7 +256,8 @@ class Collection:
         """The record of a file whose parts are all done and which is whole at the destination."""
         account, output = self._accounts[file], self._files[file]
         with self._lock:
-            pending = tuple(row for row in self.ledger.pending() if row[0] in account.storages)
+            pending = tuple(row for row in account.checksums if not self.ledger.is_proved(row[0]))
+            account.checksums.clear()
             tested = self._tested_targets(output)
             record = FileRecord(
                 path=output.path,
@@ -257,8 +265,9 @@ class Collection:
                 header_digest=digest(output.header),
                 part_digests=tuple(account.digests[part] for part in range(output.first_part, output.stop_part)),
                 etag=etag,
+                source_version=self.source_version,
                 checksums=pending,
-                nan_tensors=tuple(self._recipe.targets[number].name for number in sorted(account.nan)),
+                infinite_tensors=tuple(self._recipe.targets[number].name for number in sorted(account.infinite)),
                 zero_tensors=tuple(self._recipe.targets[n].name for n in tested if n not in account.nonzero),
             )
             self.records[file] = record

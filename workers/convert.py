@@ -45,6 +45,8 @@ class Result:
     bytes_written: int
     bytes_read: int
     warnings: tuple[str, ...]
+    already_there: bool = False
+    """An earlier attempt had finished this very plan: nothing was done."""
 
 
 def plan(source: str, destination: str, options: ConvertOptions | None = None) -> Plan:
@@ -110,10 +112,15 @@ def run_plan(  # noqa: PLR0913 - as convert
 ) -> Result:
     """Carry a plan out; see ``convert``."""
     began = time.monotonic()
-    observer(Planned(made.summary()))
+    summary = made.summary()
+    observer(Planned(summary))
+    target = _open_apart(made, destination)
+    if (manifest := _already_made(made, target, destination)) is not None:
+        observer(Committed(destination, manifest))
+        return Result(destination, manifest, summary, time.monotonic() - began, 0, 0, (), already_there=True)
     run = _Conversion(
         plan=made,
-        destination=_open_apart(made, destination),
+        destination=target,
         engine=engine or ThreadsEngine(),
         observer=observer,
         cancel=cancel or threading.Event(),
@@ -125,7 +132,7 @@ def run_plan(  # noqa: PLR0913 - as convert
     return Result(
         location=destination,
         manifest=manifest,
-        plan_summary=made.summary(),
+        plan_summary=summary,
         seconds=time.monotonic() - began,
         bytes_written=made.bytes_total,
         bytes_read=bytes_read,
@@ -151,6 +158,20 @@ def _open_apart(made: Plan, destination: str) -> Destination:
                 hint="Choose a folder that holds nothing of the source; a new one inside of it will do.",
             )
     return open_destination(address)
+
+
+def _already_made(made: Plan, target: Destination, destination: str) -> dict[str, Any] | None:
+    """The manifest of a model at the destination that was made by this very plan, if its files are all there."""
+    try:
+        manifest: dict[str, Any] = json.loads(target.manifest() or b"null")
+        if manifest is None or manifest["plan"] != made.fingerprint:
+            return None
+        wanted = {entry["path"]: entry["size_bytes"] for entry in (*manifest["weights"], *manifest["files"])}
+    except (ValueError, TypeError, KeyError):
+        return None
+    folder = open_folder(FolderAddress(destination, made.options.destination_profile))
+    present = {file.path: file.size_bytes for file in folder.list()}
+    return manifest if all(present.get(path) == size for path, size in wanted.items()) else None
 
 
 def _place(folder: Folder) -> str:
@@ -189,12 +210,16 @@ class _Conversion:
 
     def run(self) -> tuple[dict[str, Any], int]:
         """From the claim to the commit; the manifest and the bytes that were read."""
+        self.destination.on_lost = self.cancel.set
         self.destination.claim(_intent(self.plan, self.attempt))
         try:
             return self._make()
         except BaseException as error:
             # A damaged source won't get better by itself; after anything else finished files are worth keeping.
+            lost = self.destination.lost()
             self.destination.release(discard=isinstance(error, InputError))
+            if lost is not None:
+                raise lost from error
             raise
 
     def _make(self) -> tuple[dict[str, Any], int]:
@@ -227,8 +252,9 @@ class _Conversion:
             source=self.plan.checkpoint.address,
             staging=self.destination.staging,
             memory_bytes=self.plan.options.memory_bytes,
-            worker_bytes=int(self.plan.summary()["worker_memory_bytes"]),
+            worker_bytes=self.plan.worker_bytes,
             collection=collection,
+            before_file=self.destination.keep,
             file_finished=lambda file, etag: self._file_finished(collection, file, etag),
             cancel=self.cancel,
         )
@@ -244,7 +270,7 @@ class _Conversion:
         kept: set[int] = set()
         for record in self.destination.finished():
             number = numbers.get(record.path)
-            if number is None or not self._fits(number, record):
+            if number is None or not self._fits(number, record) or record.source_version != collection.source_version:
                 continue
             if record.etag is None and not self._is_whole(record, number):
                 continue
@@ -278,8 +304,8 @@ class _Conversion:
         try:
             if self.plan.options.verify == "none":
                 return 0
-            extra = finish_checksums(checkpoint, folder, collection.ledger)
-            compare_replicas(checkpoint, folder, list(self.plan.doubtful_replicas))
+            extra = finish_checksums(checkpoint, folder, collection.ledger, self.cancel)
+            compare_replicas(checkpoint, folder, list(self.plan.doubtful_replicas), self.cancel)
             for file in checkpoint.files:
                 where = folder if file.folder is None else open_folder(file.folder)
                 entry = where.stat(file.path)

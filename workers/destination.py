@@ -6,15 +6,30 @@ before or nothing that loads as a model. It also remembers which files are whole
 
 from __future__ import annotations
 
+import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
-from workers.manifest import FileRecord, WrittenFile
+from workers.errors import DestinationNotEmpty, UnshardError
+from workers.manifest import MANIFEST_NAME, FileRecord, WrittenFile
 from workers.storage import Folder, FolderAddress, open_folder
 
 INDEX_SUFFIX = ".safetensors.index.json"
 COMMIT_LAST = ("config.json",)
+
+MODEL_FILES = re.compile(
+    r"(?:[\w.-]+/)?(?:"
+    r"(?:model|adapter_model)[\w.-]*\.safetensors|[\w.-]*\.safetensors\.index\.json"
+    r"|(?:adapter_|generation_|preprocessor_|processor_|video_preprocessor_|image_processor_)?config\.json"
+    r"|tokenizer[\w.-]*|special_tokens_map\.json|added_tokens\.json|vocab\.(?:json|txt)|merges\.txt"
+    r"|chat_template[\w.-]*|[\w.-]+\.(?:model|tiktoken|jinja)|(?:modeling|configuration|tokenization)_\w+\.py"
+    r"|LICENSE[\w.-]*|README\.md|\.gitattributes"
+    r")"
+)
+"""Files that a model folder consists of. Overwriting takes away these and what the old manifest names, no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +46,18 @@ class Intent:
 
 
 class Destination(ABC):
-    """A place for one result. The calls come in the order in which they stand here, from one thread."""
+    """A place for one result. The calls come in the order in which they stand here, from one thread at a time."""
+
+    on_lost: Callable[[], None] = staticmethod(lambda: None)
+    """Called, from any thread, when somebody else has taken the destination over."""
+
+    def lost(self) -> UnshardError | None:
+        """Why this attempt may not go on, when somebody else has taken the destination over."""
+        return None
+
+    @abstractmethod
+    def manifest(self) -> bytes | None:
+        """The manifest of a finished model that is there."""
 
     @abstractmethod
     def check(self, intent: Intent) -> None:
@@ -52,6 +78,10 @@ class Destination(ABC):
     @abstractmethod
     def staging(self) -> FolderAddress:
         """Where output files are written: their paths below it are those of the result."""
+
+    def keep(self) -> None:
+        """See that the destination is still this attempt's; raises ``DestinationBusy`` when it isn't."""
+        return
 
     @abstractmethod
     def record(self, record: FileRecord) -> None:
@@ -91,6 +121,32 @@ def order_of_writing(paths: Collection[str]) -> list[str]:
         return late, path
 
     return sorted(paths, key=rank)
+
+
+def check_replaceable(where: str, present: Mapping[str, int], manifest: bytes | None) -> None:
+    """Refuse to overwrite anything but a model: ``present`` are the files there (path -> size in bytes).
+
+    Raises ``DestinationNotEmpty`` that names the first file which is no part of a model.
+    """
+    known = _named_in(manifest)
+    strangers = sorted(path for path in present if path not in known and not MODEL_FILES.fullmatch(path))
+    has_weights = any(path.endswith(".safetensors") for path in present)
+    if has_weights and not strangers:
+        return
+    what = f"{strangers[0]}, which is no part of a model" if strangers else "no model"
+    raise DestinationNotEmpty(
+        f"{where} won't be overwritten: it holds {what}",
+        file=where,
+        hint="overwrite replaces a folder that holds a model and nothing else; move the rest away first.",
+    )
+
+
+def _named_in(manifest: bytes | None) -> set[str]:
+    """The files that a manifest names, itself included; nothing when it is no manifest."""
+    with suppress(ValueError, TypeError, KeyError):
+        content = json.loads(manifest or b"")
+        return {entry["path"] for entry in (*content["weights"], *content["files"])} | {MANIFEST_NAME}
+    return set()
 
 
 def describe(folder: Folder) -> str:

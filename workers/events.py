@@ -1,7 +1,7 @@
 """What a running conversion tells whoever watches: the command line, the service, a test.
 
-Events are plain records. An observer is called from the thread that drives the conversion, must return quickly
-and must not raise.
+Events are plain records. An observer is called from whichever thread has something to tell, one call at a time;
+it must return quickly and must not raise.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Elements are opaque integers of their width here; only ``Cast`` and ``AddLora`` 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from math import prod
 from typing import Any, Protocol
@@ -407,6 +407,15 @@ class AddLora:
         a = _evaluate(self.a, (0, offsets[1]), (rank, out.shape[1]), context)
         operands = (base, self.base.dtype), (a, self.a.dtype), (b, self.b.dtype)
         context.arithmetic.add_lora(operands, self.scale, out, self.dtype)
+
+
+def inputs_of(expression: Expression) -> Iterator[Expression]:
+    """The expressions that one is made of."""
+    for field in fields(expression):  # type: ignore[arg-type]  # every node is a dataclass
+        value = getattr(expression, field.name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if hasattr(part, "requires"):
+                yield part
 
 
 def _evaluate(inner: Expression, offsets: Shape, sizes: Shape, context: Context) -> Elements:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import glob
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from workers.destination import Destination, Intent, describe, order_of_writing
+from workers.destination import Destination, Intent, check_replaceable, describe, order_of_writing
 from workers.errors import (
     DestinationBusy,
     DestinationNotEmpty,
@@ -29,6 +31,7 @@ from workers.manifest import MANIFEST_NAME, FileRecord, WrittenFile, digest
 from workers.storage import Folder, FolderAddress, check_path, open_folder
 
 JOURNAL = ".unshard-journal"
+MOVING = "moving.json"
 STAT_BLOCK_BYTES = 512
 """Unit of ``st_blocks``, by stat(2)."""
 
@@ -59,7 +62,7 @@ class LocalDestination(Destination):
                     hint="Choose another destination, or pass overwrite to replace the model there.",
                 )
             if present:
-                self._check_replaceable(present)
+                self._check_replaceable()
             self._check_space(intent)
 
     def claim(self, intent: Intent) -> None:
@@ -71,6 +74,8 @@ class LocalDestination(Destination):
             self._staging.parent.mkdir(parents=True, exist_ok=True)
             self._claim = self._lock()
             try:
+                self._restore_replaced()
+                self._move_back()
                 self.check(intent)
                 if not intent.resume:
                     _remove_tree(self._staging)
@@ -103,13 +108,15 @@ class LocalDestination(Destination):
     def commit(self, manifest: bytes) -> None:
         with self._told():
             self.put(MANIFEST_NAME, manifest)
-            self._remove_strangers()
+            self._check_whole()
             if self._beside:
                 self._swap_in()
             else:
                 self._move_in()
+        # The model is there: what can't be cleared away now is no failure.
+        with suppress(OSError):
             self._remove_other_attempts()
-            self._unlock()
+        self._unlock()
 
     def release(self, *, discard: bool) -> None:
         if self._claim is None:
@@ -120,6 +127,12 @@ class LocalDestination(Destination):
                 if not self._beside:
                     self._staging.parent.rmdir()
         self._unlock()
+
+    def _restore_replaced(self) -> None:
+        """Put the old model back that a swap in two steps, interrupted between them, has left aside."""
+        aside = _aside(self._path)
+        if aside.is_dir() and not self._path.exists():
+            aside.rename(self._path)
 
     # --- parts ---------------------------------------------------------------------------------------------
     def _check_is_folder(self) -> None:
@@ -132,20 +145,22 @@ class LocalDestination(Destination):
         """Names at the destination that are not our own bookkeeping."""
         if not self._path.is_dir():
             return []
-        return sorted(entry.name for entry in self._path.iterdir() if entry.name != ".unshard")
+        moving = {path.partition("/")[0] for path in self._moving()}
+        return sorted(entry.name for entry in self._path.iterdir() if entry.name not in {".unshard", *moving})
 
-    def _check_replaceable(self, present: list[str]) -> None:
-        """Overwriting replaces the whole folder, so it must hold a model and nothing that looks like anything else."""
-        is_model = MANIFEST_NAME in present or "config.json" in present or "adapter_config.json" in present
-        strangers = [name for name in present if (self._path / name).is_dir() and not _model_folder(self._path / name)]
-        if is_model and not strangers and not (self._path / ".git").exists():
-            return
-        what = f"the folder {strangers[0]}" if is_model and strangers else f"{_some(present)}, and no model"
-        raise DestinationNotEmpty(
-            f"{self._path} won't be overwritten: it holds {what}",
-            file=str(self._path),
-            hint="overwrite replaces a folder that holds a model and nothing else; move the rest away first.",
-        )
+    def _check_replaceable(self) -> None:
+        """Overwriting replaces the whole folder, so it must hold a model and nothing else."""
+        present = {
+            file.relative_to(self._path).as_posix(): file.lstat().st_size
+            for file in self._path.rglob("*")
+            if (file.is_symlink() or not file.is_dir()) and ".unshard" not in file.relative_to(self._path).parts[:1]
+        }
+        check_replaceable(str(self._path), present, self.manifest())
+
+    def manifest(self) -> bytes | None:
+        with suppress(OSError):
+            return (self._path / MANIFEST_NAME).read_bytes()
+        return None
 
     def _check_space(self, intent: Intent) -> None:
         free = open_folder(FolderAddress(str(self._path))).free_bytes()
@@ -180,8 +195,14 @@ class LocalDestination(Destination):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except OSError as error:
                 os.close(descriptor)
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise StorageError(
+                        f"the file system of {self._path} can't lock files: {error.strerror}",
+                        file=str(path),
+                        hint="Mount it with locks (Lustre: -o flock), or choose another destination.",
+                    ) from None
                 raise DestinationBusy(
                     f"another conversion is writing to {self._path}",
                     file=str(self._path),
@@ -207,9 +228,19 @@ class LocalDestination(Destination):
                 with suppress(OSError):
                     self._lock_path().parent.rmdir()
 
+    def _check_whole(self) -> None:
+        """See that every file of the result is really here: on a cluster others have written them."""
+        missing = sorted(path for path in self._intent.paths if not (self._staging / path).is_file())
+        if missing:
+            raise StorageError(
+                f"{missing[0]} is not where it was written ({len(missing)} files are missing)",
+                file=str(self._staging / missing[0]),
+                hint="All nodes must mount the destination's file system at the same path; or convert to a bucket.",
+            )
+
     def _remove_strangers(self) -> None:
         """Leave in the hidden folder only what belongs to the result: nothing of an earlier, other shape."""
-        shutil.rmtree(self._staging / JOURNAL)
+        _remove_tree(self._staging / JOURNAL)
         keep = self._intent.paths | {MANIFEST_NAME}
         for file in [file for file in self._staging.rglob("*") if not file.is_dir()]:
             if file.relative_to(self._staging).as_posix() not in keep:
@@ -218,6 +249,8 @@ class LocalDestination(Destination):
             _sync(folder)
 
     def _swap_in(self) -> None:
+        self._remove_strangers()
+        self._take_over_rights()
         try:
             self._staging.rename(self._path)  # over nothing or an empty folder
         except OSError as error:
@@ -229,17 +262,32 @@ class LocalDestination(Destination):
                     file=str(self._path),
                     hint="Look at what is there; run the command again with another destination, or with overwrite.",
                 ) from None
-            self._check_replaceable(self._present())
+            self._check_replaceable()
             _exchange(self._staging, self._path)
-            _remove_tree(self._staging)
+            with suppress(OSError):
+                _remove_tree(self._staging)
         _sync(self._path.parent)
 
+    def _take_over_rights(self) -> None:
+        """Give the result the owner, group and mode of the folder that it replaces, as far as we may."""
+        with suppress(OSError):
+            before = self._path.stat()
+            os.chown(self._staging, before.st_uid, before.st_gid)
+            self._staging.chmod(before.st_mode & 0o7777)
+
     def _move_in(self) -> None:
-        if self._intent.overwrite:
-            for name in (MANIFEST_NAME, "config.json", "model.safetensors.index.json"):
-                (self._path / name).unlink(missing_ok=True)
-        elif self._present():
+        present = self._present()
+        if present and not self._intent.overwrite and not self._moving():
             raise DestinationNotEmpty(f"{self._path} was filled by somebody else meanwhile", file=str(self._path))
+        # From here on the files at the destination are ours: an attempt that is interrupted among the moves goes on.
+        note = {
+            "fingerprint": self._intent.fingerprint,
+            "paths": sorted({*self._intent.paths, MANIFEST_NAME, *present}),
+        }
+        open_folder(FolderAddress(str(self._path / ".unshard"))).write(MOVING, json.dumps(note).encode())
+        for name in (MANIFEST_NAME, "config.json", "model.safetensors.index.json"):
+            if self._intent.overwrite:
+                (self._path / name).unlink(missing_ok=True)
         weights = {path for path in self._intent.paths if path.endswith(".safetensors")}
         for path in [*sorted(weights), *order_of_writing(self._intent.paths - weights), MANIFEST_NAME]:
             target = self._path / path
@@ -247,14 +295,34 @@ class LocalDestination(Destination):
             (self._staging / path).replace(target)
             _sync(target.parent)
         keep = {path.partition("/")[0] for path in self._intent.paths} | {MANIFEST_NAME}
-        for name in set(self._present()) - keep:  # an overwritten model's other files
-            stale = self._path / name
-            _remove_tree(stale) if stale.is_dir() and not stale.is_symlink() else stale.unlink()
-        _remove_tree(self._staging)
+        with suppress(OSError):
+            for name in set(present) - keep:  # an overwritten model's other files, all of them known as such
+                stale = self._path / name
+                _remove_tree(stale) if stale.is_dir() and not stale.is_symlink() else stale.unlink()
+            (self._path / ".unshard" / MOVING).unlink()
+            _remove_tree(self._staging)
+
+    def _moving(self) -> set[str]:
+        """Files at the destination that an interrupted move has left there or was about to replace."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            return set(json.loads((self._path / ".unshard" / MOVING).read_bytes())["paths"])
+        return set()
+
+    def _move_back(self) -> None:
+        """Undo an interrupted move: the files return to where their attempt has written them, or go."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            note = json.loads((self._path / ".unshard" / MOVING).read_bytes())
+            staging = self._path / ".unshard" / str(note["fingerprint"])[:16]
+            for path in map(check_path, note["paths"]):
+                source = self._path / path
+                if source.is_file() and staging.is_dir() and not (staging / path).exists():
+                    (staging / path).parent.mkdir(parents=True, exist_ok=True)
+                    source.replace(staging / path)
+            (self._path / ".unshard" / MOVING).unlink()
 
     def _remove_other_attempts(self) -> None:
         """Clear away what attempts at other plans for this destination left: nobody can be at work on them."""
-        pattern = f".{self._path.name}.unshard-{'[0-9a-f]' * 16}"
+        pattern = f".{glob.escape(self._path.name)}.unshard-{'[0-9a-f]' * 16}"
         for folder in [*self._path.parent.glob(pattern)] if self._beside else [*(self._path / ".unshard").glob("*")]:
             if folder.is_dir():
                 _remove_tree(folder)
@@ -273,10 +341,6 @@ class LocalDestination(Destination):
             ) from error
 
 
-def _model_folder(path: Path) -> bool:
-    return any((path / name).exists() for name in ("adapter_config.json", "config.json", MANIFEST_NAME))
-
-
 def _some(names: list[str]) -> str:
     shown = ", ".join(names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
@@ -291,10 +355,14 @@ def _exchange(a: Path, b: Path) -> None:
     if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(b))
     # This file system can't swap: for a moment there is nothing, but never half a model.
-    aside = b.with_name(f".{b.name}.unshard-replaced")
+    aside = _aside(b)
     b.rename(aside)
     a.rename(b)
     aside.rename(a)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.unshard-replaced")
 
 
 def _remove_tree(path: Path) -> None:

@@ -31,9 +31,11 @@ class FileRecord:
     part_digests: tuple[str, ...]
     """xxh3-128 of each part, hexadecimal, in the order of the file."""
     etag: str | None = None
+    source_version: str = ""
+    """Digest of the versions of the source's files: a record holds only while none of them was changed."""
     checksums: tuple[RangeChecksum, ...] = ()
     """Ranges of source storages that were read for this file and aren't part of a proved whole yet."""
-    nan_tensors: tuple[str, ...] = ()
+    infinite_tensors: tuple[str, ...] = ()
     zero_tensors: tuple[str, ...] = ()
 
     @property
@@ -48,7 +50,7 @@ class FileRecord:
     def from_json(cls, data: bytes) -> FileRecord:
         """Raises ``ValueError``, ``TypeError`` or ``KeyError`` for anything that isn't a record."""
         values = json.loads(data)
-        for name in ("part_digests", "nan_tensors", "zero_tensors"):
+        for name in ("part_digests", "infinite_tensors", "zero_tensors"):
             values[name] = tuple(values[name])
         values["checksums"] = tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in values["checksums"])
         return cls(**values)
@@ -128,6 +130,6 @@ def value_warnings(records: Iterable[FileRecord]) -> list[str]:
     """What a user should know of the weights' values."""
     warnings = []
     for record in records:
-        warnings += [f"tensor {name} in {record.path} holds NaN (not a number)" for name in record.nan_tensors]
+        warnings += [f"tensor {name} in {record.path} holds infinities or NaN" for name in record.infinite_tensors]
         warnings += [f"tensor {name} in {record.path} is all zeros" for name in record.zero_tensors]
     return warnings

@@ -20,7 +20,7 @@ from workers.arithmetic import Arithmetic
 from workers.checkpoint import NO_CHECKSUM, PLAIN, Checkpoint, SourceFile
 from workers.checksums import RangeChecksum, crc32
 from workers.dtypes import ELEMENT_TYPES
-from workers.errors import CorruptFile
+from workers.errors import CorruptFile, InternalError
 from workers.geometry import Shape, contiguous_strides, flat_range_boxes, intersect
 from workers.layout import PartTable, aligned_step
 from workers.mapping import Target
@@ -57,7 +57,7 @@ class PartResult:
     checksums: tuple[RangeChecksum, ...]
     bytes_read: int
     seconds: float
-    nan_targets: tuple[int, ...] = ()
+    infinite_targets: tuple[int, ...] = ()
     nonzero_targets: tuple[int, ...] = ()
     """Targets that have something other than zeros in this part."""
 
@@ -88,10 +88,14 @@ class SourceReader:
 
     def read(self, tensor: int, offsets: Shape, out: Elements) -> None:
         """Fill ``out`` with the box of a tensor that begins at ``offsets``."""
+        missing = out.size
         for run in self.runs(tensor, offsets, out.shape):
+            missing -= prod(run.sizes)
             # The dots keep the view of a scalar a view.
             window: Any = (*(slice(a, a + n) for a, n in zip(run.at, run.sizes, strict=True)), ...)
             self._read_run(run, out[window])
+        if missing:
+            raise InternalError(f"{missing} elements of {self.checkpoint.tensors[tensor].name} are in no piece")
 
     def runs(self, tensor: int, offsets: Shape, sizes: Shape) -> Iterator[Run]:
         """The reads that a box of a tensor takes, piece by piece."""
@@ -263,7 +267,7 @@ class Merger:
         if not self._folder.is_local:
             reader.prefetched = self._fetch_ahead(part, reader)
         digest = xxhash.xxh3_128()
-        nan: set[int] = set()
+        infinite: set[int] = set()
         nonzero: set[int] = set()
         for block in blocks_of(self._recipe, part):
             expression = self._recipe.targets[block.target].expression
@@ -274,8 +278,8 @@ class Merger:
             digest.update(memory)
             if block.target not in nonzero and out.any():
                 nonzero.add(block.target)
-            if kind.floating and block.target not in nan and holds_nan(out, expression.dtype):
-                nan.add(block.target)
+            if kind.floating and block.target not in infinite and holds_infinite(out, expression.dtype):
+                infinite.add(block.target)
             sink.take(block.file_offset, memory)
         return PartResult(
             part=part,
@@ -283,7 +287,7 @@ class Merger:
             checksums=tuple(reader.checksums),
             bytes_read=reader.bytes_read,
             seconds=time.perf_counter() - began,
-            nan_targets=tuple(sorted(nan)),
+            infinite_targets=tuple(sorted(infinite)),
             nonzero_targets=tuple(sorted(nonzero)),
         )
 
@@ -339,18 +343,14 @@ def _steps(begin: int, end: int, step: int) -> Iterator[tuple[int, int]]:
         begin = stop
 
 
-_NAN_ABOVE = {"BF16": (0x7FFF, 0x7F80), "F16": (0x7FFF, 0x7C00)}
+_INFINITY = {"F64": 0x7FF0000000000000, "F32": 0x7F800000, "BF16": 0x7F80, "F16": 0x7C00}
+"""Bits of infinity: patterns from there on, without their sign, are infinite or no numbers."""
 
 
-def holds_nan(elements: Elements, dtype: str) -> bool:
-    """Whether any element is not a number."""
-    if not elements.size:
+def holds_infinite(elements: Elements, dtype: str) -> bool:
+    """Whether any element is infinite or not a number."""
+    if not elements.size or dtype not in _INFINITY:
         return False
-    if dtype == "F32":
-        return bool(np.isnan(elements.view(np.float32).max()))
-    if dtype == "F64":
-        return bool(np.isnan(elements.view(np.float64).max()))
-    if dtype in _NAN_ABOVE:
-        mask, limit = _NAN_ABOVE[dtype]
-        return bool((elements & np.uint16(mask)).max() > limit)
-    return False
+    kind = elements.dtype.type
+    magnitude = elements & kind(2 ** (8 * elements.itemsize - 1) - 1)
+    return bool(magnitude.max() >= kind(_INFINITY[dtype]))

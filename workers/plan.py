@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from workers.checkpoint import Checkpoint
 from workers.checks import ReplicaPair, doubtful_replicas
 from workers.dtypes import ELEMENT_TYPES, size_bytes
 from workers.errors import GeometryMismatch, InsufficientResources
+from workers.expressions import Expression, Source, inputs_of
 from workers.layout import Layout, lay_out, part_size
 from workers.manifest import MANIFEST_NAME, SCHEMA, digest, digest_of_list, program_version
 from workers.mapping import Mapping, Target
@@ -68,6 +70,11 @@ class Plan:
         """The most bytes that some target makes a worker compute at once."""
         return max(BLOCK_BYTES, max(map(_unit_bytes, self.targets), default=0))
 
+    @property
+    def worker_bytes(self) -> int:
+        """What a worker holds at most while it makes a part block by block."""
+        return self.largest_unit_bytes * WORKING_COPIES
+
     def summary(self) -> dict[str, Any]:
         """What a person or a program wants to know of the plan, as JSON values."""
         checkpoint = self.checkpoint
@@ -91,7 +98,7 @@ class Plan:
             "small_files": sorted(self.paths - {file.path for file in self.layout.files}),
             "parts": len(lengths),
             "largest_part_bytes": int(lengths.max(initial=0)),
-            "worker_memory_bytes": self.largest_unit_bytes * WORKING_COPIES,
+            "worker_memory_bytes": self.worker_bytes,
             "memory_bytes": self.options.memory_bytes,
             "dropped": [{"name": dropped.name, "reason": dropped.reason} for dropped in self.mapping.dropped],
             "notes": [*checkpoint.notes, *self.mapping.notes],
@@ -193,10 +200,10 @@ def source_fingerprint(checkpoint: Checkpoint) -> str:
 def operation_name(target: Target) -> str:
     """How a target is made, in a word or two: the kinds of its expression's nodes from the outside in."""
     names = []
-    node: Any = target.expression
-    while type(node).__name__ != "Source":
+    node: Expression | None = target.expression
+    while node is not None and not isinstance(node, Source):
         names.append(type(node).__name__.lower())
-        node = getattr(node, "inner", None) or getattr(node, "base", None) or node.inputs[0]
+        node = next(inputs_of(node), None)
     return " of ".join(names) or "copy"
 
 
@@ -227,7 +234,16 @@ def _check_names(mapping: Mapping) -> None:
 
 
 def _unit_bytes(target: Target) -> int:
-    return min(target.expression.unit_elements, _elements(target)) * _width(target)
+    """Bytes of the least that a target is made in, counted in the widest elements on its way."""
+    widest = max(_width(target), *(ELEMENT_TYPES[node.dtype].size_bytes for node in _nodes(target.expression)))
+    return min(target.expression.unit_elements, _elements(target)) * widest
+
+
+def _nodes(expression: Expression) -> Iterator[Expression]:
+    """The first of each kind of input, downwards: inputs of one node are alike."""
+    yield expression
+    for inner in islice(inputs_of(expression), 3):
+        yield from _nodes(inner)
 
 
 def _elements(target: Target) -> int:

@@ -11,14 +11,16 @@ import json
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
-from workers.destination import COMMIT_LAST, INDEX_SUFFIX, Destination, Intent, describe
+from workers.destination import COMMIT_LAST, INDEX_SUFFIX, Destination, Intent, check_replaceable, describe
 from workers.errors import DestinationBusy, DestinationNotEmpty, UnshardError
 from workers.manifest import MANIFEST_NAME, FileRecord, WrittenFile, digest
 from workers.storage import Folder, FolderAddress, WriteConflict
 
 BOOKKEEPING = ".unshard"
 CLAIM = f"{BOOKKEEPING}/claim.json"
+STARTED = "started.json"
 RENEW_EVERY_S = 20.0
 STALE_AFTER_S = 90.0
 """A claim that was not renewed for this long belongs to a process that died. Clocks may differ by less than that."""
@@ -33,26 +35,28 @@ class StoreDestination(Destination):
         self._renewer: threading.Thread | None = None
         self._claim_version = ""
         self._claim_lock = threading.Lock()
+        self._lost = threading.Event()
+        self._replaced: set[str] = set()
+        self._written: set[str] = set()
 
     def check(self, intent: Intent) -> None:
-        present = [file.path for file in self._folder.list() if not file.path.startswith(f"{BOOKKEEPING}/")]
-        ours = intent.paths if self._has_journal(intent) else frozenset()
-        strangers = [path for path in present if path not in ours]
-        if MANIFEST_NAME in present:
-            strangers = present
-        if strangers and not intent.overwrite:
+        present = {file.path: file.size_bytes for file in self._folder.list() if not _is_bookkeeping(file.path)}
+        ours = frozenset() if MANIFEST_NAME in present else self._started()
+        strangers = {path: size for path, size in present.items() if path not in ours}
+        if not strangers:
+            return
+        if not intent.overwrite:
+            shown = ", ".join(sorted(strangers)[:3])
+            more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
             raise DestinationNotEmpty(
-                f"{describe(self._folder)} is not empty: it holds {', '.join(strangers[:3])}"
-                + (f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""),
+                f"{describe(self._folder)} is not empty: it holds {shown}{more}",
                 file=describe(self._folder),
                 hint="Choose another destination, or pass overwrite to replace the model there.",
             )
-        if strangers and not {MANIFEST_NAME, "config.json", "adapter_config.json"} & set(present):
-            raise DestinationNotEmpty(
-                f"{describe(self._folder)} won't be overwritten: it holds {strangers[0]}, and no model",
-                file=describe(self._folder),
-                hint="overwrite replaces a model; move other objects away first.",
-            )
+        check_replaceable(describe(self._folder), strangers, self.manifest())
+
+    def manifest(self) -> bytes | None:
+        return self._folder.read(MANIFEST_NAME) if self._folder.stat(MANIFEST_NAME) else None
 
     def claim(self, intent: Intent) -> None:
         self._intent = intent
@@ -60,13 +64,14 @@ class StoreDestination(Destination):
         try:
             self.check(intent)
             self._journal = f"{BOOKKEEPING}/{intent.fingerprint}"
+            self._replaced = {file.path for file in self._folder.list() if not _is_bookkeeping(file.path)}
             if not intent.resume:
                 self._folder.delete_prefix(self._journal)
-            if intent.overwrite:
-                last = [MANIFEST_NAME, *COMMIT_LAST]
-                last += [file.path for file in self._folder.list(recursive=False) if file.path.endswith(INDEX_SUFFIX)]
-                self._folder.delete(last)
-            self._folder.write(f"{self._journal}/started", intent.attempt.encode())
+            # What is there now and what will be is this attempt's from here on, also for one that comes after it.
+            started = {"attempt": intent.attempt, "paths": sorted(intent.paths | self._replaced)}
+            self._folder.write(f"{self._journal}/{STARTED}", json.dumps(started).encode())
+            last = [MANIFEST_NAME, *COMMIT_LAST, *(path for path in self._replaced if path.endswith(INDEX_SUFFIX))]
+            self._folder.delete([path for path in last if path in self._replaced])
         except BaseException:
             self._give_claim_back()
             raise
@@ -74,7 +79,7 @@ class StoreDestination(Destination):
     def finished(self) -> list[FileRecord]:
         records = []
         for entry in self._folder.list(self._journal):
-            if not entry.path.endswith(".json"):
+            if entry.path.endswith(STARTED):
                 continue
             with suppress(ValueError, TypeError, KeyError, UnshardError):
                 record = FileRecord.from_json(self._folder.read(entry.path))
@@ -87,10 +92,17 @@ class StoreDestination(Destination):
     def staging(self) -> FolderAddress:
         return self._folder.address
 
+    def keep(self) -> None:
+        self._keep_claim()
+
     def record(self, record: FileRecord) -> None:
+        self._stop_if_lost()
+        self._written.add(record.path)
         self._folder.write(f"{self._journal}/{digest(record.path.encode())}.json", record.to_json())
 
     def put(self, path: str, data: bytes) -> WrittenFile:
+        self._stop_if_lost()
+        self._written.add(path)
         self._folder.write(path, data)
         return WrittenFile(path, len(data), digest(data))
 
@@ -99,30 +111,51 @@ class StoreDestination(Destination):
         try:
             self._folder.write(MANIFEST_NAME, manifest, if_absent=True)
         except WriteConflict:
-            raise DestinationBusy(
-                f"another conversion finished at {describe(self._folder)} first",
-                file=describe(self._folder),
-                hint="Look at the model that is there; its unshard.json says what it was made from.",
-            ) from None
-        keep = self._intent.paths | {MANIFEST_NAME}
-        present = [file.path for file in self._folder.list() if not file.path.startswith(f"{BOOKKEEPING}/")]
-        if self._intent.overwrite:
-            self._folder.delete([path for path in present if path not in keep])
+            if self.manifest() != manifest:  # a write whose answer was lost conflicts with itself
+                raise DestinationBusy(
+                    f"another conversion finished at {describe(self._folder)} first",
+                    file=describe(self._folder),
+                    hint="Look at the model that is there; its unshard.json says what it was made from.",
+                ) from None
+        # The model is there: what can't be cleared away now is no failure.
+        with suppress(UnshardError):
+            self._folder.delete(sorted(self._replaced - self._intent.paths - {MANIFEST_NAME}))
+            for journal in {file.path.split("/")[1] for file in self._folder.list(BOOKKEEPING)} - {"claim.json"}:
+                self._folder.delete_prefix(f"{BOOKKEEPING}/{journal}")
         self._give_claim_back()
-        self._folder.delete_prefix(BOOKKEEPING)
 
     def release(self, *, discard: bool) -> None:
         if self._renewer is None:
             return
         with suppress(UnshardError):
-            if discard:
-                self._folder.delete(sorted(self._intent.paths))
+            if discard and not self._lost.is_set() and self._is_ours(self._folder.read(CLAIM)):
+                self._folder.delete(sorted(self._written))
                 self._folder.delete_prefix(self._journal)
         self._give_claim_back()
 
+    def lost(self) -> UnshardError | None:
+        return self._taken_over() if self._lost.is_set() else None
+
+    def _stop_if_lost(self) -> None:
+        if self._lost.is_set():
+            raise self._taken_over()
+
+    def _taken_over(self) -> DestinationBusy:
+        return DestinationBusy(
+            f"another conversion has taken over {describe(self._folder)}: this one was silent for too long",
+            file=describe(self._folder),
+            hint="Let the other one finish.",
+        )
+
     # --- claim ---------------------------------------------------------------------------------------------
-    def _has_journal(self, intent: Intent) -> bool:
-        return self._folder.stat(f"{BOOKKEEPING}/{intent.fingerprint}/started") is not None
+    def _started(self) -> frozenset[str]:
+        """Files here that belong to attempts which did not finish, whatever their plan was."""
+        paths: set[str] = set()
+        for entry in self._folder.list(BOOKKEEPING):
+            if entry.path.endswith(STARTED):
+                with suppress(ValueError, TypeError, KeyError, UnshardError):
+                    paths.update(json.loads(self._folder.read(entry.path))["paths"])
+        return frozenset(paths)
 
     def _take_claim(self) -> None:
         content = self._claim_content()
@@ -136,9 +169,9 @@ class StoreDestination(Destination):
 
     def _take_over(self, content: bytes) -> str:
         entry = self._folder.stat(CLAIM)
-        held = {}
-        with suppress(ValueError, UnshardError):
-            held = json.loads(self._folder.read(CLAIM))
+        held: dict[str, Any] = {}
+        with suppress(ValueError, TypeError, UnshardError):
+            held = dict(json.loads(self._folder.read(CLAIM)))
         renewed = held.get("renewed_at", 0)
         if held.get("attempt") == self._intent.attempt and entry:
             return entry.version  # our own write, whose answer was lost
@@ -178,11 +211,9 @@ class StoreDestination(Destination):
         if entry is not None and self._is_ours(self._folder.read(CLAIM)):
             return entry.version
         self._stop.set()
-        raise DestinationBusy(
-            f"another conversion has taken over {describe(self._folder)}: this one was silent for too long",
-            file=describe(self._folder),
-            hint="Let the other one finish.",
-        )
+        self._lost.set()
+        self.on_lost()
+        raise self._taken_over()
 
     def _is_ours(self, claim: bytes) -> bool:
         with suppress(ValueError, AttributeError):
@@ -197,3 +228,7 @@ class StoreDestination(Destination):
         with suppress(UnshardError):
             if self._is_ours(self._folder.read(CLAIM)):
                 self._folder.delete([CLAIM])
+
+
+def _is_bookkeeping(path: str) -> bool:
+    return path.startswith(f"{BOOKKEEPING}/")

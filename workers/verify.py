@@ -316,7 +316,7 @@ def _compare_block(
     numbers = [_as_numbers(value[unequal], dtype) for value in values]
     with np.errstate(invalid="ignore"):
         distance = np.abs(numbers[0] - numbers[1])
-    beyond = ~(distance <= atol)
+    beyond = np.ones(distance.shape, dtype=bool) if atol == 0 else ~(distance <= atol)
     if not beyond.any():
         return None
     first = int(np.flatnonzero(unequal)[np.flatnonzero(beyond)[0]])
@@ -332,9 +332,12 @@ def _compare_block(
 
 
 def _as_numbers(elements: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    if dtype in ("F64", "F32", "F16", "BF16"):
-        single = elements.view(np.float64) if dtype == "F64" else NumpyArithmetic().as_float32(elements, dtype)
-        return single.astype(np.float64)
+    if dtype == "F64":
+        return elements.view(np.float64)
+    if dtype in ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"):
+        return NumpyArithmetic().as_float32(elements, dtype).astype(np.float64)
+    if dtype.startswith("I"):
+        return elements.view(np.dtype(f"i{elements.itemsize}")).astype(np.float64)
     return elements.astype(np.float64)
 
 

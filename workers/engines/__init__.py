@@ -31,6 +31,8 @@ class Work:
     worker_bytes: int
     """What one worker holds at most while it makes a part block by block."""
     collection: Collection
+    before_file: Callable[[], None]
+    """Called before each file is begun; raises when this attempt has lost the destination."""
     file_finished: Callable[[int, str | None], None]
     """Called once for each file that is whole and durable, with its number and ETag; from any thread."""
     cancel: threading.Event

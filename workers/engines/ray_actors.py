@@ -81,12 +81,7 @@ class MergerActor:
 
     def sees(self, address: FolderAddress, name: str, content: bytes) -> bool:
         """Whether a file of that content is at an address, seen from this node."""
-        folder = open_folder(address)
-        try:
-            entry = folder.stat(name)
-            return entry is not None and folder.read(name) == content
-        finally:
-            folder.close()
+        return _sees(address, name, content)
 
     def finish(self, job: str, path: str) -> None:
         """Make durable what this actor wrote to a file, and close it."""
@@ -171,6 +166,10 @@ class CollectorActor:
         """The process id, for people who look for it."""
         return os.getpid()
 
+    async def sees(self, address: FolderAddress, name: str, content: bytes) -> bool:
+        """Whether a file of that content is at an address, seen from this node."""
+        return bool(await self._in_thread(lambda: _sees(address, name, content)))
+
     async def open(self, address: FolderAddress, output: OutputFile) -> None:
         """Make an output file of its final size on a file system and write its header."""
         root = open_folder(address).local_path()
@@ -226,3 +225,12 @@ class CollectorActor:
 
     async def _in_thread(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._uploads, work)
+
+
+def _sees(address: FolderAddress, name: str, content: bytes) -> bool:
+    folder = open_folder(address)
+    try:
+        entry = folder.stat(name)
+        return entry is not None and folder.read(name) == content
+    finally:
+        folder.close()

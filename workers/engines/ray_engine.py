@@ -30,7 +30,8 @@ CALLS_PER_MERGER = 2
 """Calls that wait at a merger: one runs, one is at hand."""
 
 POLL_S = 0.1
-STOP_TIMEOUT_S = 2.0
+STOP_TIMEOUT_S = 10.0
+PROOF_TIMEOUT_S = 60.0
 NONCE = ".unshard-nonce"
 
 
@@ -123,6 +124,7 @@ class _RayRun:
         self._reserved: dict[int, int] = {}
         self._files: dict[int, _File] = {}
         self._unopened = deque(work.pending)
+        self._streams = len(pool.collectors) + 2
         self._budget = self._window_bytes()
 
     # --- the loop ------------------------------------------------------------------------------------------
@@ -153,7 +155,8 @@ class _RayRun:
 
     def _open_files(self) -> None:
         """Open the next file when the parts of those before it are all handed out."""
-        while self._unopened and not self._queue and len(self._files) < len(self._pool.collectors) + 2:
+        while self._unopened and not self._queue and len(self._files) < self._streams:
+            self._work.before_file()
             number = self._unopened.popleft()
             collector = self._pool.collectors[number % len(self._pool.collectors)]
             self._files[number] = _File(collector)
@@ -197,6 +200,8 @@ class _RayRun:
     def _collect(self) -> None:
         """Take in what is ready."""
         if not self._calls:
+            if self._queue:
+                raise InternalError(f"{len(self._queue)} parts wait, but nothing is under way")
             return
         ready, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
         if not ready:
@@ -253,6 +258,9 @@ class _RayRun:
 
     def _complete(self, file: int, etag: str | None) -> None:
         del self._files[file]
+        # The stream's own answer may overtake those of its last parts.
+        for part in range(self._work.files[file].first_part, self._work.files[file].stop_part):
+            self._reserved.pop(part, None)
         self._work.file_finished(file, etag)
 
     # --- what goes wrong -----------------------------------------------------------------------------------
@@ -354,7 +362,9 @@ class _RayRun:
             return self._work.memory_bytes
         largest = max((self._work.files[number].size_bytes for number in self._work.pending), default=0)
         uploader = self._root.stream_window_bytes(largest)
-        return min(self._work.memory_bytes - uploader, self._pool.store_budget_bytes())
+        self._streams = max(1, min(self._streams, self._work.memory_bytes // 2 // max(1, uploader)))
+        left = self._work.memory_bytes - self._streams * uploader
+        return max(int(self._recipe.parts.length.max(initial=1)), min(left, self._pool.store_budget_bytes()))
 
     def _reserve(self, part: int) -> bool:
         if part in self._reserved:
@@ -377,15 +387,18 @@ class _RayRun:
 
     def _prove_shared_storage(self) -> None:
         """Several nodes can write one folder only if they all see it: a file written here must be there."""
-        if not self._is_local or len({worker.node for worker in self._pool.mergers}) == 1:
+        workers = [*self._pool.mergers, *self._pool.collectors]
+        here = ray.get_runtime_context().get_node_id()
+        if not self._is_local or {worker.node for worker in workers} == {here}:
             return
         content = f"{self._address.job} {time.time()}".encode()
         self._root.write(NONCE, content)
         try:
-            seen = ray.get([w.handle.sees.remote(self._work.staging, NONCE, content) for w in self._pool.mergers])
+            calls = [worker.handle.sees.remote(self._work.staging, NONCE, content) for worker in workers]
+            seen = ray.get(calls, timeout=PROOF_TIMEOUT_S)
         finally:
             self._root.delete([NONCE])
-        blind = sorted({w.node for w, sees in zip(self._pool.mergers, seen, strict=True) if not sees})
+        blind = sorted({worker.node for worker, sees in zip(workers, seen, strict=True) if not sees})
         if blind:
             raise StorageError(
                 f"{self._work.staging.url} is not shared: node {blind[0]} and {len(blind) - 1} more don't see it",

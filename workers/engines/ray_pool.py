@@ -94,6 +94,7 @@ class Pool:
     def replace_merger(self, dead: Worker) -> Worker:
         """A new merger for one that died; another job may have replaced it already."""
         with self._lock:
+            ray.kill(dead.handle)  # one that only seemed dead would keep its place and go on writing
             if dead in self.mergers:
                 fresh = self._place([self._new_merger()])[0]
                 self.mergers[self.mergers.index(dead)] = fresh
@@ -103,13 +104,14 @@ class Pool:
     def replace_collector(self, dead: Worker) -> Worker:
         """A new collector for one that died, on its node if that is still there."""
         with self._lock:
+            ray.kill(dead.handle)
             if dead in self.collectors:
                 nodes = _alive_nodes()
                 node = dead.node if dead.node in nodes else nodes[0]
                 fresh = self._place([self._new_collector(node)])[0]
                 self.collectors[self.collectors.index(dead)] = fresh
                 return fresh
-            return self.collectors[0]
+            return next((worker for worker in self.collectors if worker.node == dead.node), self.collectors[0])
 
     def store_budget_bytes(self) -> int:
         """Bytes of parts that may be under way through the object stores of the cluster."""
@@ -173,7 +175,7 @@ class Pool:
     def _place(self, workers: list[Worker]) -> list[Worker]:
         """Wait until actors run, since Ray lets one that fits nowhere wait for ever without a word."""
         refs = [worker.handle.ready.remote() for worker in workers]
-        ready, waiting = ray.wait(refs, num_returns=len(refs), timeout=START_TIMEOUT_S)
+        _, waiting = ray.wait(refs, num_returns=len(refs), timeout=START_TIMEOUT_S)
         if waiting:
             for worker in workers:
                 ray.kill(worker.handle)
@@ -184,9 +186,23 @@ class Pool:
                 found=f"{available.get('CPU', 0):g} CPU and {available.get('GPU', 0):g} GPU are free",
                 hint="Ask for fewer workers, for less per worker, or add nodes.",
             )
-        for worker, node in zip(workers, ray.get(ready), strict=True):
+        try:
+            nodes = ray.get(refs)
+        except LOST as error:
+            for worker in workers:
+                ray.kill(worker.handle)
+            raise InsufficientResources(
+                f"workers of the Ray cluster could not start: {_reason(error)}",
+                hint="Look at the cluster's logs; workers that ask for a GPU need a CUDA build of torch.",
+            ) from error
+        for worker, node in zip(workers, nodes, strict=True):
             worker.node = node
         return workers
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _alive_nodes() -> list[str]:

@@ -73,6 +73,13 @@ class _Run:
             for thread in threads:
                 thread.join()
             self.finish()
+        except BaseException as error:  # an interrupt in this thread: nothing may go on behind its back
+            self.fail(error)
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+            self.finish()
+            raise
         finally:
             self._stop.set()
         if self._failures:
@@ -100,6 +107,11 @@ class _Run:
     @property
     def is_stopping(self) -> bool:
         return self._stop.is_set() or self.work.cancel.is_set()
+
+    def stop_if_cancelled(self) -> None:
+        """Raise in a worker when the run is over for whatever reason."""
+        if self.is_stopping:
+            raise Cancelled("the conversion was stopped", hint="Run the same command again to resume it.")
 
     def _next_parts(self) -> Iterator[tuple[int, int]]:
         for number in self.work.pending:
@@ -186,8 +198,17 @@ class _CancellableSink(LocalSink):
         self._run = run
 
     def lend(self, offset: int, length: int) -> memoryview:
-        if self._run.is_stopping:
-            raise Cancelled("the conversion was stopped", hint="Run the same command again to resume it.")
+        self._run.stop_if_cancelled()
+        return super().lend(offset, length)
+
+
+class _CancellablePart(PartSink):
+    def __init__(self, run: _Run, span: tuple[int, int]) -> None:
+        super().__init__(*span)
+        self._run = run
+
+    def lend(self, offset: int, length: int) -> memoryview:
+        self._run.stop_if_cancelled()
         return super().lend(offset, length)
 
 
@@ -212,7 +233,7 @@ class _StreamRun(_Run):
 
     def make(self, merger: Merger, file: int, part: int, worker: str) -> None:
         parts = self.work.recipe.parts
-        sink = PartSink(int(parts.offset[part]), int(parts.length[part]))
+        sink = _CancellablePart(self, (int(parts.offset[part]), int(parts.length[part])))
         result = merger.make(part, sink)
         self.work.collection.part_done(result, worker)
         self._outputs[file].put(part, sink.payload.data)
@@ -234,6 +255,7 @@ class _StreamRun(_Run):
         while not self._open_slots.acquire(timeout=0.1):
             if self.is_stopping:
                 raise Cancelled("the conversion was stopped")
+        self.work.before_file()
         output = StreamOutput(self.work.files[file], self._uploaded)
         self._outputs[file] = output
         upload = threading.Thread(
