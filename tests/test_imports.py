@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["arithmetic", "dtypes", "errors", "events", "geometry", "options", "storage"],
     ["checkpoint", "checksums", "expressions"],
-    ["file_kinds", "mapping", "pickle*", "safetensors_file", "torch_*", "zip_*"],
+    ["file_kinds", "mapping", "pickle*", "safetensors_file", "tokenizer_files", "torch_*", "zip_*"],
     ["layout"],
     ["families", "formats"],
     ["checks", "collect*", "*destination", "manifest", "merge*", "plan*", "verify*"],

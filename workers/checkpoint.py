@@ -69,6 +69,8 @@ class SideFile:
     size_bytes: int
     folder: FolderAddress | None = None
     """Where it is read from when that isn't the checkpoint's own folder."""
+    conversion: str = ""
+    """How ``tokenizer_files`` makes its content of what is read; "" copies it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,10 @@ class Checkpoint:
     missing: tuple[str, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     """Tensors of the files that are no part of the model, and why; the plan lists them."""
+    made_files: tuple[tuple[str, bytes], ...] = ()
+    """Small files that the source lacks and that follow from it: paths below the destination, and contents."""
+    replica_tolerance: float = 0.0
+    """How much replicas may differ: up to this, the first is taken and the difference is told."""
     strict_ties: bool = False
     """Whether tensors that contradict what the config says of tied embeddings are refused unless the user decides."""
 

@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoint import Checkpoint
+from workers.checkpoint import Checkpoint, SideFile
 from workers.checks import ByteProbe, compare_replicas, finish_checksums
 from workers.collect import Collection
 from workers.destination import Destination, Intent, open_destination, order_of_writing
@@ -31,6 +32,7 @@ from workers.manifest import FileRecord, WrittenFile, build_manifest, value_warn
 from workers.options import ConvertOptions
 from workers.plan import Plan, make_plan
 from workers.storage import Folder, FolderAddress, open_folder
+from workers.tokenizer_files import converted
 from workers.verify import prove_record
 
 
@@ -184,6 +186,10 @@ def _source_folder(checkpoint: Checkpoint) -> Folder:
     return open_folder(checkpoint.address)
 
 
+def _content(folder: Folder, side: SideFile) -> bytes:
+    return converted(folder.read(side.source_path), side.conversion, side.source_path)
+
+
 def _intent(made: Plan, attempt: str) -> Intent:
     return Intent(
         fingerprint=made.fingerprint,
@@ -206,6 +212,7 @@ class _Conversion:
     cancel: threading.Event
     attempt: str
     may_commit: Callable[[], None]
+    warnings: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> tuple[dict[str, Any], int]:
@@ -233,7 +240,7 @@ class _Conversion:
         bytes_read = collection.bytes_read + self._check_source(collection)
         records = [collection.records[number] for number in range(len(files))]
         self._check_written(records)
-        for warning in value_warnings(records):
+        for warning in (*self.warnings, *value_warnings(records)):
             self.observer(Warned(warning))
         small = self._write_small_files()
         self._stop_if_cancelled()
@@ -241,6 +248,7 @@ class _Conversion:
         manifest = build_manifest(
             self.plan.summary(), [(record, self._parts_of(n)) for n, record in enumerate(records)], small, self.attempt
         )
+        manifest["warnings"] += self.warnings
         self.destination.commit((json.dumps(manifest, indent=1) + "\n").encode())
         return manifest, bytes_read
 
@@ -305,7 +313,7 @@ class _Conversion:
             if self.plan.options.verify == "none":
                 return 0
             extra = finish_checksums(checkpoint, folder, collection.ledger, self.cancel)
-            compare_replicas(checkpoint, folder, list(self.plan.doubtful_replicas), self.cancel)
+            self.warnings += compare_replicas(checkpoint, folder, list(self.plan.doubtful_replicas), self.cancel)
             for file in checkpoint.files:
                 where = folder if file.folder is None else open_folder(file.folder)
                 entry = where.stat(file.path)
@@ -334,7 +342,7 @@ class _Conversion:
         folder = _source_folder(self.plan.checkpoint)
         for side in self.plan.mapping.side_files:
             where = open_folder(side.folder) if side.folder else folder
-            contents[side.target_path] = lambda where=where, path=side.source_path: where.read(path)  # type: ignore[misc]
+            contents[side.target_path] = partial(_content, where, side)
         for path, data in (*self.plan.layout.indexes, *self.plan.mapping.files):
             contents[path] = lambda data=data: data  # type: ignore[misc]
         return [self.destination.put(path, contents[path]()) for path in order_of_writing(contents)]

@@ -152,7 +152,7 @@ def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOpt
             *plain.dropped,
             *tied.dropped,
         ),
-        files=() if keeps_names else ((CONFIG, content),),
+        files=(*(() if keeps_names else ((CONFIG, content),)), *checkpoint.made_files),
         side_files=checkpoint.side_files,
         notes=(*model.notes, *plain.notes, *tied.notes),
     )
