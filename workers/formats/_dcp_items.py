@@ -17,10 +17,11 @@ import numpy as np
 from workers.checkpoint import PLAIN, CheckpointBuilder, SourceFile, TensorInfo
 from workers.dtypes import ELEMENT_TYPES, size_bytes
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
+from workers.formats._dcp_archives import read_archives
 from workers.formats._dcp_compressed import open_compressed
 from workers.formats._dcp_metadata import DcpMetadata
 from workers.formats._format import Listing, join
-from workers.geometry import Shape, contiguous_strides
+from workers.geometry import IntArray, Shape, contiguous_strides
 from workers.pickles import TensorRecord, paused_collector
 from workers.safetensors_file import open_safetensors
 from workers.storage import FileEntry, Folder
@@ -31,6 +32,9 @@ ITEMS_AT_ONCE = 32
 
 _ITEM_TAIL_BYTES = 1024
 """The zip directory of one tensor takes 560 bytes as torch 2.13 writes it, and 300 before 2.3."""
+
+_WORTH_COLUMNS = 4
+"""Items of a file from which on reading them together is faster than one by one."""
 
 _REFETCH = "Fetch the file again from where it was saved; it was not written or copied completely."
 
@@ -80,21 +84,85 @@ def add_tensors(
         if tensor.name in names:
             _check_dtype(tensor, metadata)
             numbers[number] = builder.add_tensor(names[tensor.name], tensor.dtype, tensor.shape)
-    boxes: dict[tuple[int, Shape], int] = {}
-    for file in _files(listing, prefix, metadata, numbers):
-        items = [_item(metadata, row) for row in file.rows]
-        entry = file.entry
-        number = builder.add_file(SourceFile(entry.path, entry.size_bytes, _rank(entry.path), "", entry.version))
-        pieces = []
-        for row, item, place in zip(file.rows, items, _locate(listing.folder, entry, items), strict=True):
-            storage = builder.add_storage(
-                number, place.offset, place.length, place.crc32, zstd_decoded_length=place.decoded_length
+    owners = np.full(len(metadata.tensors), -1, dtype=np.int64)
+    owners[list(numbers)] = list(numbers.values())
+    boxes = _Boxes(builder, metadata)
+    with paused_collector:
+        for file in _files(listing, prefix, metadata, numbers):
+            _add_file(builder, listing.folder, file, boxes, owners)
+
+
+def _add_file(builder: CheckpointBuilder, folder: Folder, file: _File, boxes: _Boxes, owners: IntArray) -> None:
+    """Add the items of a file: most in columns, what is unusual one by one."""
+    metadata, entry = boxes.metadata, file.entry
+    chunks, rows = metadata.chunks, np.array(file.rows, dtype=np.int64)
+    found = None
+    apart = len(rows) >= _WORTH_COLUMNS and bool((np.diff(chunks.offset[rows]) > 0).all())
+    if apart and (chunks.encoding[rows] == PLAIN).all():
+        found = read_archives(folder, entry.path, chunks.offset[rows], chunks.length[rows])
+    digest = found.digest if found is not None else ""
+    number = builder.add_file(SourceFile(entry.path, entry.size_bytes, _rank(entry.path), digest, entry.version))
+    if found is not None:
+        places = [
+            boxes.place(row, record, length) if record is not None and fine else None
+            for row, record, length, fine in zip(
+                file.rows, found.pickles, found.length.tolist(), found.usual.tolist(), strict=True
             )
-            key = int(metadata.chunks.box[row]), place.strides
-            if key not in boxes:
-                boxes[key] = builder.add_box(item.offsets, item.sizes, place.strides)
-            pieces.append((numbers[int(metadata.chunks.tensor[row])], storage, place.start, boxes[key]))
-        builder.add_pieces(np.array(pieces, dtype=np.int64).reshape(-1, 4))
+        ]
+        usual = np.array([place is not None for place in places], dtype=bool)
+        kept = np.array([place for place in places if place is not None], dtype=np.int64).reshape(-1, 2)
+        begins = chunks.offset[rows][usual] + found.start[usual]
+        first = builder.add_storages(number, np.column_stack((begins, found.length[usual], found.crc32[usual])))
+        storages = np.arange(first, first + len(begins))
+        owner = owners[chunks.tensor[rows][usual]]
+        builder.add_pieces(np.column_stack((owner, storages, begins + kept[:, 0], kept[:, 1])))
+        rows = rows[~usual]
+    items = [_item(metadata, row) for row in rows.tolist()]
+    pieces = []
+    for row, place in zip(rows.tolist(), _locate(folder, entry, items), strict=True):
+        storage = builder.add_storage(
+            number, place.offset, place.length, place.crc32, zstd_decoded_length=place.decoded_length
+        )
+        box = boxes.number(int(metadata.chunks.box[row]), place.strides)
+        pieces.append((int(owners[metadata.chunks.tensor[row]]), storage, place.start, box))
+    builder.add_pieces(np.array(pieces, dtype=np.int64).reshape(-1, 4))
+
+
+class _Boxes:
+    """Numbers of boxes in the builder: few boxes and pickles serve very many chunks."""
+
+    def __init__(self, builder: CheckpointBuilder, metadata: DcpMetadata) -> None:
+        self.metadata = metadata
+        self._builder = builder
+        self._numbers: dict[tuple[int, Shape], int] = {}
+        self._places: dict[tuple[TensorRecord, int, str, int], tuple[int, int] | None] = {}
+
+    def number(self, box: int, strides: Shape) -> int:
+        """The builder's number of a box whose elements lie in these strides."""
+        key = box, strides
+        if key not in self._numbers:
+            self._numbers[key] = self._builder.add_box(*self.metadata.boxes[box], strides)
+        return self._numbers[key]
+
+    def place(self, row: int, record: TensorRecord, length: int) -> tuple[int, int] | None:
+        """Where in its storage a chunk begins, in bytes, and the number of its box; None when it is not this chunk."""
+        chunks = self.metadata.chunks
+        box, dtype = int(chunks.box[row]), self.metadata.tensors[chunks.tensor[row]].dtype
+        key = record, box, dtype, length
+        if key not in self._places:
+            self._places[key] = self._checked(record, box, dtype, length)
+        return self._places[key]
+
+    def _checked(self, record: TensorRecord, box: int, dtype: str, length: int) -> tuple[int, int] | None:
+        sizes = self.metadata.boxes[box][1]
+        width = ELEMENT_TYPES[dtype].size_bytes
+        storage = record.storage
+        first = storage.view_offset + record.storage_offset
+        last = first + sum((size - 1) * stride for size, stride in zip(record.shape, record.stride, strict=True))
+        claimed = storage.numel * (1 if storage.dtype is None else width)
+        if (record.dtype, record.shape) != (dtype, sizes) or claimed != length or (last + 1) * width > length:
+            return None
+        return first * width, self.number(box, record.stride)
 
 
 def _check_dtype(tensor: TensorInfo, metadata: DcpMetadata) -> None:
@@ -168,6 +236,8 @@ def _rank(path: str) -> int | None:
 
 
 def _locate(folder: Folder, entry: FileEntry, items: Sequence[Item]) -> Iterable[Located]:
+    if not items:
+        return ()
     if _is_blob(folder, entry, items):
         return _in_blob(folder, entry, items)
     if folder.is_local or len(items) == 1:
