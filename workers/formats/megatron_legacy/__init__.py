@@ -51,7 +51,8 @@ def open_megatron_legacy(listing: Listing, options: ConvertOptions) -> Checkpoin
         raise _no_config(model.looked_in)
     paths = {part.rank: part.content.entry.path for part in parts}
     arguments = parts[0].content.arguments
-    assembly = Assembly(grid, facts, first_layers(parts, paths), expert_count(facts, arguments))
+    experts = options.experts or expert_count(facts, arguments)
+    assembly = Assembly(grid, facts, first_layers(parts, paths), experts)
     for part in parts:
         assembly.add(part)
     builder = assembly.builder
