@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from tests import deepspeed_files as write
 from tests.formats.evaluator import Evaluator
@@ -329,6 +330,32 @@ def test_several_tags_and_nothing_that_decides_are_refused(tmp_path):
     refused(IncompleteCheckpoint, tmp_path, "no tag is of step 3", step=3)
     assert opened(tmp_path, step=10)[0].files[0].path.startswith("global_step10/")
     refused(InvalidOption, tmp_path / "global_step2", "step 10 is asked for", step=10)
+
+
+def test_a_run_folder_of_the_trainer_gives_one_of_its_checkpoints(tmp_path):
+    for step in (2, 10):
+        write.stage_1_or_2(tmp_path / f"checkpoint-{step}" / f"global_step{step}", [write.values_of(SMALL)], 1)
+        (tmp_path / f"checkpoint-{step}" / "latest").write_text(f"global_step{step}")
+        (tmp_path / f"checkpoint-{step}" / "config.json").write_text('{"model_type": "x"}')
+    refused(AmbiguousSource, tmp_path, "the steps 2, 10")
+    checkpoint = opened(tmp_path, step=2)[0]
+    assert checkpoint.files[0].path == "checkpoint-2/global_step2/mp_rank_00_model_states.pt"
+    assert checkpoint.config_path == "checkpoint-2/config.json"
+
+
+def test_files_of_a_store_are_read_several_at_a_time(tmp_path, monkeypatch):
+    values = named([[(4, 3), (5,)], [(2, 2)]])
+    write.stage_3(tmp_path, values, 11)
+    folder = open_folder(str(tmp_path))
+    monkeypatch.setattr(type(folder), "is_local", property(lambda _: False))
+    assert_holds(tmp_path, joined(values))
+
+
+def test_weights_beside_the_states_leave_the_choice_to_the_user(tmp_path):
+    write.stage_1_or_2(tmp_path / "global_step1", [write.values_of(SMALL)], 1)
+    save_file({"a": np.zeros(2, np.float32)}, tmp_path / "model.safetensors")
+    assert "source_format" in refused(AmbiguousSource, tmp_path, "deepspeed-zero").hint
+    assert opened(tmp_path, source_format="deepspeed-zero")[0].format == "deepspeed-zero"
 
 
 def test_an_empty_file_is_named(tmp_path):

@@ -104,7 +104,8 @@ def foreign_buffers(
 
 def find_config(listing: Listing, files: TagFiles, options: ConvertOptions) -> ModelFiles:
     """config.json and side files: beside the tags, where the HF Trainer puts them, or in the tag's folder."""
-    return find_model_files(listing, {"": False, files.tag.path: False} if files.tag.path else {"": False}, options)
+    tag = files.tag.path
+    return find_model_files(listing, dict.fromkeys((tag.rpartition("/")[0], tag, ""), False), options)
 
 
 def make_checkpoint(

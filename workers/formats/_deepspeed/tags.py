@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from workers.errors import AmbiguousSource, CorruptFile, GeometryMismatch, IncompleteCheckpoint, InvalidOption
 from workers.formats._format import Listing, join
-from workers.formats._steps import STILL_WRITING
+from workers.formats._steps import STILL_WRITING, choose_step
 from workers.options import ConvertOptions
 from workers.storage import FileEntry
 
@@ -27,6 +27,7 @@ _LAYER = re.compile(r"layer_(?P<layer>\d+)-(model_(?P<mp>\d+)-)?model_states\.pt
 _EXPERT = re.compile(
     r"(layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt|expp_rank_\d+_mp_rank_\d+_optim_states\.pt"
 )
+_TRAINER = re.compile(r"checkpoint-(\d{1,18})")
 _STEP = re.compile(r".*?(\d+)")
 
 Rank = tuple[int, int]
@@ -124,19 +125,37 @@ def is_universal(listing: Listing, folder: str) -> bool:
 
 
 def find_tags(listing: Listing, fits: Callable[[str], bool]) -> list[str]:
-    """The folders that hold a saved step, "" for the source itself; ``fits`` looks into one."""
-    return [""] if fits("") else [name for name in listing.folders() if fits(name)]
+    """The folders that hold a saved step, "" for the source itself; ``fits`` looks into one.
+
+    In a run folder of the HF Trainer they lie below ``checkpoint-<N>``.
+    """
+    if fits(""):
+        return [""]
+    steps = [name for name in listing.folders() if _TRAINER.fullmatch(name)]
+    below = (join(step, name) for step in steps for name in listing.folders(step))
+    return [name for name in listing.folders() if fits(name)] or [path for path in below if fits(path)]
 
 
 def choose_tag(listing: Listing, tags: list[str], options: ConvertOptions, latest: str = LATEST) -> Tag:
     """The tag that the options ask for, else the one that ``latest`` names, else the only one there is."""
-    listed = ", ".join(tags) or "none"
-    told = _told(listing, latest)
+    steps = {int(match[1]): match[0] for tag in tags if (match := _TRAINER.match(tag)) and "/" in tag}
+    if steps:
+        step = choose_step(listing, steps, options, "checkpoint-{}")
+        inner = [tag for tag in tags if tag.startswith(f"{step.path}/")]
+        chosen = choose_tag_in(listing, inner, None, join(step.path, latest))
+        return Tag(chosen.path, (*step.notes, *chosen.notes))
     if tags == [""]:
         _check_step(listing, options)
         return Tag("")
-    if options.step is not None:
-        return _asked(tags, options.step)
+    return choose_tag_in(listing, tags, options.step, latest)
+
+
+def choose_tag_in(listing: Listing, tags: list[str], step: int | None, latest: str) -> Tag:
+    """The tag of a step, else the one that the file ``latest`` beside the tags names, else the only one."""
+    listed = ", ".join(tags) or "none"
+    told = _told(listing, latest)
+    if step is not None:
+        return _asked(tags, step)
     if told is not None:
         if told not in tags:
             raise IncompleteCheckpoint(
@@ -165,7 +184,9 @@ def choose_tag(listing: Listing, tags: list[str], options: ConvertOptions, lates
 
 def _told(listing: Listing, latest: str) -> str | None:
     content = listing.read(latest)
-    return None if content is None else content.decode("utf-8", "replace").strip()[:255]
+    return (
+        None if content is None else join(latest.rpartition("/")[0], content.decode("utf-8", "replace").strip()[:255])
+    )
 
 
 def _asked(tags: list[str], step: int) -> Tag:
