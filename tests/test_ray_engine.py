@@ -134,6 +134,19 @@ def test_cancelling_takes_less_than_a_second_and_leaves_no_model(
     assert read_model(url) == expected(random_tensors(21, count=24))
 
 
+def test_a_window_of_few_parts_is_given_back_whole(
+    engine: RayEngine, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.plan.part_size", lambda _: 256)
+    monkeypatch.setattr("workers.engines.ray_engine._RayRun._window_bytes", lambda _: 600)
+    checkpoint = write_source(tmp_path / "source", random_tensors(3, count=60), 3)
+    small = identity_plan(checkpoint, ConvertOptions(max_shard_size="400"))
+    assert len(small.layout.files) > 20
+    url = f"s3://{s3.bucket}/{tmp_path.name}/model"
+    run_plan(small, url, engine=engine)
+    assert read_model(url) == expected(random_tensors(3, count=60))
+
+
 def test_two_jobs_share_the_actors(engine: RayEngine, plan: Plan, tmp_path: Path) -> None:
     problems: list[BaseException] = []
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.synthetic import identity_plan, random_tensors, write_source
-from workers.convert import run_plan
+from workers.convert import compare_sources, convert, run_plan
 from workers.errors import IncompleteCheckpoint
 from workers.options import ConvertOptions
 from workers.verify import compare_plans, verify_model
@@ -38,11 +38,13 @@ def cut_index(model: Path) -> None:
     path.write_text(json.dumps(index))
 
 
+EMPTY = (8).to_bytes(8, "little") + b"{}      "
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a flipped bit": (lambda m: flip_last_bit(m / "model-00001-of-00004.safetensors"), "model-00001-of-00004"),
     "a missing shard": (lambda m: (m / "model-00002-of-00004.safetensors").unlink(), "model-00002-of-00004"),
     "a cut file": (lambda m: (m / "model-00003-of-00004.safetensors").write_bytes(b"123"), "model-00003-of-00004"),
     "an index that forgets": (cut_index, "model.safetensors.index.json"),
+    "a weight file too many": (lambda m: (m / "extra.safetensors").write_bytes(EMPTY), "extra.safetensors"),
     "an edited config": (lambda m: (m / "config.json").write_text('{"model_type": "other"}'), "config.json"),
     "a broken manifest": (lambda m: (m / "unshard.json").write_text("{}"), "unshard.json"),
 }
@@ -101,3 +103,28 @@ def test_nan_differs_from_a_number_whatever_the_tolerance(tmp_path: Path) -> Non
         for name, bits in (("a", 0x7FC00000), ("b", 0))
     ]
     assert not compare_plans(*plans, atol=1e9).equal
+
+
+def test_every_bit_is_compared_whatever_it_means(tmp_path: Path) -> None:
+    pairs = {
+        "I64": (np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64)),
+        "F32": (np.array([0], np.uint32), np.array([0x80000000], np.uint32)),
+        "F8_E4M3": (np.array([0x7E], np.uint8), np.array([0x7D], np.uint8)),
+    }
+    for dtype, values in pairs.items():
+        plans = [
+            identity_plan(write_source(tmp_path / f"{dtype}-{n}", {"w": (dtype, v)}, 1)) for n, v in enumerate(values)
+        ]
+        assert not compare_plans(*plans).equal
+    assert not compare_plans(*plans, atol=1).equal
+
+
+def test_a_cast_model_is_compared_with_its_source_as_it_was_made(tmp_path: Path) -> None:
+    source = str(Path(__file__).parent / "cases" / "verl-fsdp" / "llama-gqa-fsdp2-ws2" / "input")
+    convert(source, str(tmp_path / "model"), ConvertOptions(dtype="bfloat16"))
+    report = compare_sources(source, str(tmp_path / "model"))
+    assert report.equal
+    assert report.tensors == 21
+    assert "dtype=bfloat16" in report.checks[-1]
+    flip_last_bit(tmp_path / "model" / "model.safetensors")
+    assert not compare_sources(source, str(tmp_path / "model")).equal

@@ -28,12 +28,12 @@ from workers.errors import Cancelled, CorruptFile, DestinationNotEmpty, InputErr
 from workers.events import Committed, Observer, Planned, Started, Verifying, Warned, ignore
 from workers.families import map_checkpoint
 from workers.formats import open_checkpoint
-from workers.manifest import FileRecord, WrittenFile, build_manifest, value_warnings
+from workers.manifest import MANIFEST_NAME, FileRecord, WrittenFile, build_manifest, value_warnings
 from workers.options import ConvertOptions
-from workers.plan import Plan, make_plan
+from workers.plan import Plan, make_plan, source_fingerprint
 from workers.storage import Folder, FolderAddress, open_folder
 from workers.tokenizer_files import converted
-from workers.verify import prove_record
+from workers.verify import Report, compare_plans, prove_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,37 @@ def plan_source(source: str, options: ConvertOptions) -> Plan:
         return make_plan(checkpoint, mapping, options)
     finally:
         folder.close()
+
+
+def compare_sources(a: str, b: str, *, atol: float = 0.0) -> Report:
+    """Compare two models, or a checkpoint and a model, as Hugging Face would see them.
+
+    When ``b`` says in its manifest that it was made from ``a``, then ``a`` is taken with the options it was made with.
+    """
+    plan_a, plan_b = plan_source(a, ConvertOptions()), plan_source(b, ConvertOptions())
+    made_with = _options_of_result(plan_a, b)
+    if not made_with:
+        return compare_plans(plan_a, plan_b, atol=atol)
+    report = compare_plans(plan_source(a, ConvertOptions.from_dict(made_with)), plan_b, atol=atol)
+    said = ", ".join(f"{name}={value}" for name, value in made_with.items())
+    return dataclasses.replace(report, checks=(*report.checks, f"with the options of {MANIFEST_NAME}: {said}"))
+
+
+def _options_of_result(made: Plan, result: str) -> dict[str, Any]:
+    """The options with which a folder's manifest says it was made of a source, but those for the destination."""
+    folder = open_folder(result)
+    try:
+        manifest = json.loads(folder.read(MANIFEST_NAME)) if folder.stat(MANIFEST_NAME) else {}
+        if manifest.get("source", {}).get("fingerprint") != source_fingerprint(made.checkpoint):
+            return {}
+        return {name: value for name, value in manifest["options"].items() if name not in DESTINATION_OPTIONS}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    finally:
+        folder.close()
+
+
+DESTINATION_OPTIONS = frozenset({"overwrite", "resume", "verify", "destination_profile", "max_shard_size", "memory"})
 
 
 def convert(  # noqa: PLR0913 - the one call of the Python interface; all but three are keywords

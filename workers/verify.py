@@ -154,6 +154,10 @@ class _Model:
                     f"tensor {tensor}: {name} says {where.get(tensor, 'nothing')}, "
                     f"it is in {found.get(tensor, 'no file')}"
                 )
+        self._problems += [
+            f"{path} is not in {name}; programs that load every weight file would read it"
+            for path in sorted(root.keys() - set(where.values()))
+        ]
         self._checks.append(f"{name}: {len(where)} tensors")
 
     def _config(self, paths: dict[str, int]) -> None:

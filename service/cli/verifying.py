@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from service.cli.output import count, emit_json, say, size
-from workers.convert import plan_source
-from workers.options import ConvertOptions
-from workers.verify import Report, compare_plans, verify_model
+from workers.convert import compare_sources
+from workers.verify import Report, verify_model
 
 PROBLEMS_SHOWN = 20
 DIFFERENT = 1
@@ -28,8 +27,7 @@ def _report(a: str, b: str | None, *, atol: float, forward: bool) -> Report:
         from workers.forward import compare_logits  # noqa: PLC0415 - loads torch and transformers
 
         return compare_logits(a, b, atol=atol)
-    options = ConvertOptions()
-    return compare_plans(plan_source(a, options), plan_source(b, options), atol=atol)
+    return compare_sources(a, b, atol=atol)
 
 
 def _say_report(report: Report, a: str, b: str | None) -> None:

@@ -265,9 +265,10 @@ def test_a_stop_signal_during_the_work_is_passed_on_and_the_run_resumes(tmp_path
 
 
 def test_before_anything_is_written_a_stop_signal_stops_at_once():
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), StopSignals():
         signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_second_stop_signal_ends_the_process():
