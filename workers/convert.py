@@ -195,8 +195,10 @@ def _open_apart(made: Plan, destination: str) -> Destination:
 
 def _already_made(made: Plan, target: Destination, destination: str) -> dict[str, Any] | None:
     """The manifest of a model at the destination that was made by this very plan, if its files are all there."""
+    if made.options.overwrite or not made.options.resume:
+        return None
     try:
-        manifest: dict[str, Any] = json.loads(target.manifest() or b"null")
+        manifest: Any = json.loads(target.manifest() or b"null")
         if manifest is None or manifest["plan"] != made.fingerprint:
             return None
         wanted = {entry["path"]: entry["size_bytes"] for entry in (*manifest["weights"], *manifest["files"])}
@@ -204,7 +206,8 @@ def _already_made(made: Plan, target: Destination, destination: str) -> dict[str
         return None
     folder = open_folder(FolderAddress(destination, made.options.destination_profile))
     present = {file.path: file.size_bytes for file in folder.list()}
-    return manifest if all(present.get(path) == size for path, size in wanted.items()) else None
+    is_whole = all(present.get(path) == size for path, size in wanted.items())
+    return dict(manifest) if is_whole else None
 
 
 def _place(folder: Folder) -> str:
