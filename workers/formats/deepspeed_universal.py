@@ -109,11 +109,14 @@ def _weights(listing: Listing, tag: str, assembly: Assembly, heads: Sequence[Mod
     shapes = _known_shapes(heads)
     by_number = {(number, 0): found[name] for number, name in enumerate(sorted(found))}
     opened = read_all(listing.folder, by_number, open_any)
-    locals_: dict[str, Local] = {}
+    weights: dict[str, Local] = {}
     for name, file in zip(sorted(found), opened, strict=True):
         assembly.add_file(file)
-        locals_[clean_name(name)] = _parameter(assembly, file, clean_name(name), shapes)
-    return locals_
+        short = clean_name(name)
+        if short in weights:
+            refuse(file.path, f"one folder for the parameter {short}", "another one of that name without wrappers")
+        weights[short] = _parameter(assembly, file, short, shapes)
+    return weights
 
 
 def _known_shapes(heads: Sequence[ModelStates]) -> dict[str, Shape]:

@@ -120,19 +120,19 @@ def _check_ranks(files: TagFiles, mp_rank: int, ranks: Sequence[int], expected: 
 
 def fp32_weights(assembly: Assembly, model: ModelStates, partitions: Sequence[Partition]) -> dict[str, Local]:
     """Where the fp32 weights of a model-parallel rank lie."""
-    locals_: dict[str, Local] = {}
+    weights: dict[str, Local] = {}
     if not partitions:
-        return locals_
+        return weights
     for shapes, ranks, fragments in _groups(model, partitions):
         placed = [[_place(assembly, partition, number) for number in numbers] for partition, numbers in ranks]
         for name, shape in shapes.items():
-            if name in locals_:
+            if name in weights:
                 refuse(model.file.path, "each parameter in one group", f"{name} in two")
-            locals_[name] = Local("F32", shape)
+            weights[name] = Local("F32", shape)
         for fragment in fragments:
-            runs = locals_[fragment.name].runs
+            runs = weights[fragment.name].runs
             runs.extend(_runs(fragment, placed[fragment.rank]))
-    return locals_
+    return weights
 
 
 class _Group(NamedTuple):

@@ -7,7 +7,7 @@ Source: DeepSpeed ``runtime/engine.py`` (``_save_checkpoint``), ``runtime/zero/s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -93,13 +93,13 @@ def read_model_states(folder: Folder, entry: FileEntry, rank: Rank) -> ModelStat
     file = open_state(folder, entry, rank)
     root, path = file.torch.root, entry.path
     ignored: list[str] = []
-    module = dict(_tensors(root.get("module") or {}, path, ignored))
+    module = _named(_tensors(root.get("module") or {}, path, ignored), path)
     shapes = root.get("param_shapes")
     groups = [shapes] if isinstance(shapes, dict) else shapes or []
     if not isinstance(groups, list):
         refuse(path, "param_shapes: a list of groups", f"a {type(groups).__name__}")
     frozen_shapes = _shapes(root.get("frozen_param_shapes") or {}, path)
-    fragments = dict(_tensors(root.get("frozen_param_fragments") or {}, path, []))
+    fragments = _named(_tensors(root.get("frozen_param_fragments") or {}, path, []), path)
     absent = next((name for name in frozen_shapes if name not in fragments), None)
     if absent is not None and fragments:
         refuse(path, f"a fragment of the frozen parameter {absent}", "none")
@@ -144,7 +144,7 @@ def read_partition(folder: Folder, entry: FileEntry, rank: Rank) -> Partition:
 
 def state_tensors(values: Any, path: str) -> dict[str, TensorRecord]:
     """The tensors of a state dict; what else is in it is left aside."""
-    return dict(_tensors(values, path, []))
+    return _named(_tensors(values, path, []), path)
 
 
 def refuse(path: str, expected: str, found: str) -> NoReturn:
@@ -171,6 +171,15 @@ def _tensors(values: Any, path: str, ignored: list[str], depth: int = 0) -> Iter
                 yield f"{name}.{inner}", tensor
         else:
             ignored.append(name)
+
+
+def _named(tensors: Iterable[tuple[str, TensorRecord]], path: str) -> dict[str, TensorRecord]:
+    found: dict[str, TensorRecord] = {}
+    for name, tensor in tensors:
+        if name in found:
+            refuse(path, "each name once, when wrappers are taken off", f"{name} twice")
+        found[name] = tensor
+    return found
 
 
 def _items(values: Any, path: str) -> Iterator[tuple[str, Any]]:
