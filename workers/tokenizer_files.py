@@ -16,9 +16,7 @@ from workers.errors import CorruptFile
 TIKTOKEN = "tiktoken"
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 
-_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPECIAL = 256
 _IMAGE_SINCE = "3.2-vision"
 
@@ -121,9 +119,7 @@ def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     merges: list[tuple[bytes, bytes]] = []
     for token in sorted(ranks, key=lambda token: ranks[token]):
         ways = [
-            (token[:cut], token[cut:])
-            for cut in range(1, len(token))
-            if token[:cut] in ranks and token[cut:] in ranks
+            (token[:cut], token[cut:]) for cut in range(1, len(token)) if token[:cut] in ranks and token[cut:] in ranks
         ]
         merges += sorted(ways, key=lambda way: (ranks[way[0]], ranks[way[1]]))
     return merges
