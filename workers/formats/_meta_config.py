@@ -59,7 +59,11 @@ class Params:
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CorruptFile(
-                f"{PARAMS} says {key} = {value!r}, which is no number", file=PARAMS, found=repr(value)[:80]
+                f"{PARAMS} says {key} = {value!r}, which is no number",
+                file=PARAMS,
+                expected=f"{key} as a number",
+                found=repr(value)[:80],
+                hint="Fetch params.json again, or give a config.json with the option config_dir.",
             )
         return float(value)
 
@@ -181,7 +185,7 @@ def _version(params: Params, shapes: Shapes, options: ConvertOptions) -> tuple[s
                 f"llama_version {options.llama_version!r} is not known",
                 expected=", ".join(VERSIONS),
                 found=options.llama_version,
-                hint=f"The versions are: {', '.join(VERSIONS)}; for 3.3 say 3.1, which has the same rotary embeddings.",
+                hint=f"The versions are: {', '.join(VERSIONS)}; 3.3 is 3.1 here.",
             )
         return options.llama_version, f"Llama {options.llama_version}, as the option llama_version says"
     if params.values.get("use_scaled_rope"):
