@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.families.test_operations import values
@@ -169,7 +169,7 @@ def model(naming: str, kind: str, sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("table", "kind"), FAMILIES, ids=lambda value: getattr(value, "name", value))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sizes=SIZES)
 def test_a_model_comes_back_from_the_hubs_names_as_it_was(table, kind, sizes):
     memory = Memory()
