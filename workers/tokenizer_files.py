@@ -16,8 +16,10 @@ from workers.errors import CorruptFile
 TIKTOKEN = "tiktoken"
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 
-_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
+)
 _SPECIAL = 256
 _IMAGE_SINCE = "3.2-vision"
 

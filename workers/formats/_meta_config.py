@@ -124,8 +124,8 @@ def no_params(listing: Listing) -> IncompleteCheckpoint:
         file=PARAMS,
         expected=PARAMS,
         found="none",
-        hint=f"Copy {PARAMS} of the same release beside the weights, or name a folder with the model's config.json with "
-        "the option config_dir.",
+        hint=f"Copy {PARAMS} of the same release beside the weights, or name a folder with the model's config.json "
+        "with the option config_dir.",
     )
 
 
