@@ -48,6 +48,17 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A tensor that is stored as several others (``nf4.part_name``), of which its values are computed."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    block_size: int
+    scaler_block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """A file that holds weights. ``version`` changes when the file does, ``digest`` is that of its metadata."""
 
@@ -165,6 +176,8 @@ class Checkpoint:
     missing: tuple[str, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     """Tensors of the files that are no part of the model, and why; the plan lists them."""
+    packed: tuple[PackedTensor, ...] = ()
+    """Tensors in NF4, whose parts are among ``tensors``."""
     made_files: tuple[tuple[str, bytes], ...] = ()
     """Small files that the source lacks and that follow from it: paths below the destination, and contents."""
     replica_tolerance: float = 0.0

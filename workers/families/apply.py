@@ -29,6 +29,7 @@ from workers.families.registry import (
 )
 from workers.families.required import check_required
 from workers.families.rules import Entry, Rule, Table, apply_rules
+from workers.families.sources import source_entries
 from workers.families.ties import Doubt, Tying, tie
 from workers.mapping import Dropped, Mapping, Probe, Target
 from workers.options import ConvertOptions
@@ -71,9 +72,7 @@ def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe
     Raises ``IncompleteCheckpoint`` without a config, ``UnmappedTensor`` and ``GeometryMismatch`` where tensors, rules
     and config do not fit together, ``InvalidOption`` for wishes that can't be met.
     """
-    entries: list[Entry] = [
-        (tensor.name, Source(number, tensor.dtype, tensor.shape)) for number, tensor in enumerate(checkpoint.tensors)
-    ]
+    entries = source_entries(checkpoint)
     if own_adapters.is_own(name for name, _ in entries):
         config = _config(checkpoint)
         tables = find_tables(checkpoint.naming, config, options.family)

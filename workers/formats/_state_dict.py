@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from workers.checkpoint import TensorInfo
+from workers.checkpoint import PackedTensor, TensorInfo
 from workers.errors import AmbiguousSource, GeometryMismatch, InvalidOption, UnknownFormat, UnmappedTensor
 from workers.families.megatron import NAMING as MEGATRON
 from workers.formats._namings import TORCHTUNE, naming_of_keys
@@ -45,6 +45,8 @@ class ModelPart:
     names: dict[str, str]
     left_out: tuple[tuple[str, str], ...] = ()
     """Names of further tensors, and why they are no part of the model."""
+    packed: tuple[PackedTensor, ...] = ()
+    """Tensors in NF4, whose parts are among the names."""
     notes: tuple[str, ...] = ()
 
 

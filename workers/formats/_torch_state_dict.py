@@ -7,14 +7,17 @@ Finds the tensors of files by their pickles and adds those of the model to a bui
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NoReturn
 
-from workers.checkpoint import CheckpointBuilder, SourceFile, TensorInfo
+from workers.checkpoint import CheckpointBuilder, PackedTensor, SourceFile, TensorInfo
 from workers.dtypes import ELEMENT_TYPES
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
+from workers.formats._nf4_records import KIND as NF4
+from workers.formats._nf4_records import nf4_parts
 from workers.formats._state_dict import ModelPart, Path, choose_model
+from workers.nf4 import PARTS, part_name
 from workers.options import ConvertOptions
 from workers.pickles import Record, TensorRecord, paused_collector
 from workers.storage import FileEntry, Folder
@@ -35,7 +38,11 @@ _NO_PLAIN_TENSORS = {
     "_rebuild_device_tensor_from_cpu_tensor": "a tensor of a device that torch saves through the CPU",
     "DTensor": "a rank's part of a distributed tensor",
     "ShardedTensor": "a rank's part of a sharded tensor",
-    "NF4Tensor": "a tensor of torchao in 4 bits",
+    NF4: "a tensor of torchao in 4 bits",
+    "AffineQuantizedTensor": "a tensor quantised by torchao (AffineQuantizedTensor)",
+    "torchao.dtypes.affine_quantized_tensor.AffineQuantizedTensor": (
+        "a tensor quantised by torchao (AffineQuantizedTensor)"
+    ),
 }
 """Kinds of records that hold weights, but not as plain tensors."""
 
@@ -51,6 +58,8 @@ class StateDicts:
     others: dict[str, tuple[str, str]] = field(default_factory=dict)
     """File and kind of what holds weights, but not as a plain tensor."""
     files: list[tuple[TorchFile, FileEntry]] = field(default_factory=list)
+    packed: list[PackedTensor] = field(default_factory=list)
+    """Tensors in NF4, whose parts are among the others."""
 
     def add(self, opened: TorchFile, entry: FileEntry) -> None:
         """Add the tensors of a file. Raises ``CorruptFile`` for what is no dict, ``GeometryMismatch`` for repeats."""
@@ -71,10 +80,19 @@ class StateDicts:
                 )
             self.paths[name] = path
             if isinstance(value, TensorRecord):
-                self.infos.append(TensorInfo(name, value.dtype, value.shape))
-                self.found[name] = len(self.files) - 1, value
+                self._add_tensor(name, path, value)
+            elif type(value).kind == NF4:
+                packed, parts = nf4_parts(value, name, entry.path)
+                self.packed.append(packed)
+                for part, record in parts.items():
+                    self._add_tensor(part_name(name, part), (*path[:-1], part_name(str(path[-1]), part)), record)
             else:
                 self.others[name] = entry.path, type(value).kind
+
+    def _add_tensor(self, name: str, path: Path, record: TensorRecord) -> None:
+        self.paths[name] = path
+        self.infos.append(TensorInfo(name, record.dtype, record.shape))
+        self.found[name] = len(self.files) - 1, record
 
 
 def read_state_dicts(folder: Folder, entries: Sequence[FileEntry]) -> StateDicts:
@@ -120,7 +138,15 @@ def add_model(builder: CheckpointBuilder, dicts: StateDicts, options: ConvertOpt
         number = builder.add_tensor(short, record.dtype, record.shape)
         box = (0,) * len(record.shape), record.shape
         builder.add_piece(number, storages[key], place.offset, box, place.strides)
-    return part
+    return replace(part, packed=tuple(_packed(dicts, part)))
+
+
+def _packed(dicts: StateDicts, part: ModelPart) -> Iterator[PackedTensor]:
+    """The tensors in NF4 that are of the model, under the names that they have there."""
+    for packed in dicts.packed:
+        short = part.names.get(part_name(packed.name, PARTS[0]))
+        if short is not None:
+            yield replace(packed, name=short.removesuffix(part_name("", PARTS[0])))
 
 
 def _tensors(value: Any, path: Path, file: str) -> Iterator[tuple[Path, TensorRecord | Record]]:

@@ -73,6 +73,7 @@ def whole_model(
         notes=(*notes, *part.notes),
         missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
         left_out=part.left_out,
+        packed=part.packed,
         strict_ties=True,
     )
 
