@@ -165,10 +165,8 @@ def _differences_in_words(checkpoint: Checkpoint, differing: dict[str, float]) -
         return []
     worst = max(differing, key=lambda name: differing[name])
     first = checkpoint.files[0].path
-    return [
-        f"{len(differing)} tensors that all files should have alike differ between them, most of all {worst}, by up to "
-        f"{differing[worst]:.3g}: those of {first} are taken"
-    ]
+    said = f"{len(differing)} tensors that all files should have alike differ between them, most of all {worst}, by "
+    return [f"{said}up to {differing[worst]:.3g}: those of {first} are taken"]
 
 
 def _only(checkpoint: Checkpoint, table: PieceTable, row: int) -> Checkpoint:

@@ -12,6 +12,7 @@ from math import sqrt
 from typing import Any, NoReturn
 
 from workers.checkpoint import Adapter
+from workers.dora import AddDora
 from workers.errors import GeometryMismatch, IncompleteCheckpoint, InvalidOption, UnmappedTensor
 from workers.expressions import AddLora, Expression, Transpose
 from workers.families.adapters import LoraModule, PeftParts
@@ -64,8 +65,10 @@ def alpha_of(module: LoraModule, adapter: Adapter) -> float:
 def _merged(base: Expression, module: LoraModule, adapter: Adapter) -> Expression:
     alpha = alpha_of(module, adapter)
     parts = set(module.parts)
-    if "lora_magnitude_vector" in parts or adapter.settings.get("use_dora"):
-        _refuse(module, "DoRA, whose scale depends on the norms of whole rows,")
+    magnitude = module.parts.get("lora_magnitude_vector")
+    parts.discard("lora_magnitude_vector")
+    if magnitude is None and adapter.settings.get("use_dora"):
+        _refuse(module, "DoRA without magnitudes")
     if base.dtype not in _MERGEABLE:
         _refuse(module, f"an adapter of a base of {base.dtype}")
     a: Expression
@@ -82,13 +85,17 @@ def _merged(base: Expression, module: LoraModule, adapter: Adapter) -> Expressio
         _refuse(module, "an adapter of a layer that is neither linear nor an embedding")
     rank = module.rank
     scale = alpha / (sqrt(rank) if adapter.settings.get("use_rslora") else rank)
+    if magnitude is not None:
+        if module.is_embedding or adapter.settings.get("fan_in_fan_out"):
+            _refuse(module, "DoRA of a layer that keeps its weight transposed")
+        return _dora(_sum(base, (a, b), scale, module), magnitude, module)
     if adapter.settings.get("fan_in_fan_out") and not module.is_embedding:
         # The base is [in, out], as in GPT-2's Conv1D.
         return Transpose(_sum(Transpose(base, 0, 1), (a, b), scale, module), 0, 1)
     return _sum(base, (a, b), scale, module)
 
 
-def _sum(base: Expression, ab: tuple[Expression, Expression], scale: float, module: LoraModule) -> Expression:
+def _sum(base: Expression, ab: tuple[Expression, Expression], scale: float, module: LoraModule) -> AddLora:
     a, b = ab
     if a.shape[0] != b.shape[1] or base.shape != (b.shape[0], a.shape[1]):
         raise GeometryMismatch(
@@ -99,6 +106,18 @@ def _sum(base: Expression, ab: tuple[Expression, Expression], scale: float, modu
             found=f"A {list(a.shape)} and B {list(b.shape)}",
         )
     return AddLora(base, a, b, scale)
+
+
+def _dora(plain: AddLora, magnitude: Expression, module: LoraModule) -> AddDora:
+    if magnitude.shape != plain.shape[:1]:
+        raise GeometryMismatch(
+            f"the magnitude of {module.name} has shape {list(magnitude.shape)}, but its base {list(plain.shape)}",
+            tensor=f"{module.name}.lora_magnitude_vector",
+            expected=str(list(plain.shape[:1])),
+            found=str(list(magnitude.shape)),
+            hint="Adapter and base belong to different models.",
+        )
+    return AddDora(plain.base, plain.a, plain.b, magnitude, plain.scale)
 
 
 def _by_pattern(patterns: Any, name: str) -> float | None:

@@ -10,11 +10,12 @@ from workers.nf4 import PARTS, part_name, unpacked
 
 def source_entries(checkpoint: Checkpoint) -> list[Entry]:
     """Names and expressions in the order of the state dict."""
-    sources = {
-        tensor.name: Source(number, tensor.dtype, tensor.shape) for number, tensor in enumerate(checkpoint.tensors)
-    }
+    plain = [
+        (tensor.name, Source(number, tensor.dtype, tensor.shape)) for number, tensor in enumerate(checkpoint.tensors)
+    ]
     if not checkpoint.packed:
-        return list(sources.items())
+        return list(plain)
+    sources = dict(plain)
     packed = {part_name(tensor.name, PARTS[0]): tensor for tensor in checkpoint.packed}
     parts = {part_name(tensor.name, part) for tensor in checkpoint.packed for part in PARTS}
     entries: list[Entry] = []

@@ -1,6 +1,7 @@
 """Whose names the tensors of a file have: the hub's, torchtune's or Meta's.
 
-Names of files do not tell, those of tensors do. It decides in which order rows of q and k are; a mixture can't be told.
+Names of files do not tell, those of tensors do. They decide in which order rows of q and k are, so that a mixture is
+refused.
 """
 
 from __future__ import annotations

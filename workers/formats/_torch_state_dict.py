@@ -39,12 +39,11 @@ _NO_PLAIN_TENSORS = {
     "DTensor": "a rank's part of a distributed tensor",
     "ShardedTensor": "a rank's part of a sharded tensor",
     NF4: "a tensor of torchao in 4 bits",
-    "AffineQuantizedTensor": "a tensor quantised by torchao (AffineQuantizedTensor)",
-    "torchao.dtypes.affine_quantized_tensor.AffineQuantizedTensor": (
-        "a tensor quantised by torchao (AffineQuantizedTensor)"
-    ),
 }
 """Kinds of records that hold weights, but not as plain tensors."""
+
+_QUANTIZED = "torchao."
+"""Where the classes of tensors come from that torchao quantised; there is one for each of its methods."""
 
 
 @dataclass(slots=True)
@@ -151,7 +150,7 @@ def _packed(dicts: StateDicts, part: ModelPart) -> Iterator[PackedTensor]:
 
 def _tensors(value: Any, path: Path, file: str) -> Iterator[tuple[Path, TensorRecord | Record]]:
     """Tensors below a value of a state dict, in their order, each with its keys."""
-    if isinstance(value, TensorRecord) or (isinstance(value, Record) and type(value).kind in _NO_PLAIN_TENSORS):
+    if isinstance(value, TensorRecord) or (isinstance(value, Record) and _holds_weights(type(value).kind)):
         yield path, value
         return
     if len(path) > _DEEPEST:
@@ -169,6 +168,10 @@ def _tensors(value: Any, path: Path, file: str) -> Iterator[tuple[Path, TensorRe
     elif type(value) in (list, tuple):
         for number, inner in enumerate(value):
             yield from _tensors(inner, (*path, number), file)
+
+
+def _holds_weights(kind: str) -> bool:
+    return kind in _NO_PLAIN_TENSORS or kind.startswith(_QUANTIZED)
 
 
 def _no_state_dict(path: str, root: Any) -> CorruptFile:
@@ -205,12 +208,13 @@ def _check_no_placeholders(dicts: StateDicts, part: ModelPart) -> None:
 
 def _refuse_other(dicts: StateDicts, name: str) -> NoReturn:
     file, kind = dicts.others[name]
+    what = _NO_PLAIN_TENSORS.get(kind, f"a tensor quantised by torchao ({kind})")
     raise GeometryMismatch(
-        f"{file}: {name} is {_NO_PLAIN_TENSORS[kind]}, not a plain tensor",
+        f"{file}: {name} is {what}, not a plain tensor",
         file=file,
         tensor=name,
         expected="a plain tensor",
-        found=_NO_PLAIN_TENSORS[kind],
+        found=what,
         hint="Load the file with torch, turn the tensor into a plain one on the CPU, and save it again.",
     )
 
