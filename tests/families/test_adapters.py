@@ -128,9 +128,12 @@ def test_an_adapter_without_alpha_says_null_and_never_a_guess(tmp_path):
     assert any("no lora_alpha" in note for note in found.mapping.notes)
 
 
-def test_dora_and_lora_biases_are_not_merged_but_named(tmp_path):
-    with pytest.raises(InvalidOption, match=r"DoRA.*q_proj"):
-        saved(tmp_path, peft_model(target_modules=["q_proj"], use_dora=True)).convert(lora="merge")
+def test_dora_is_merged_as_peft_merges_it(tmp_path):
+    model = peft_model(target_modules=["q_proj", "down_proj"], use_dora=True)
+    merged = saved(tmp_path, model).convert(lora="merge").tensors()
+    expected = model.merge_and_unload().state_dict()
+    for name in (f"model.layers.0.{module}.weight" for module in ("self_attn.q_proj", "mlp.down_proj")):
+        torch.testing.assert_close(merged[name], expected[name])
 
 
 def test_a_bias_of_b_is_not_merged_but_named(tmp_path):

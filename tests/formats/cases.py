@@ -50,6 +50,8 @@ class Area:
             if key in PATHS and isinstance(value, str):
                 value = str(self.folder / name / PATHS[key] / value)  # noqa: PLW2901
             values[OPTION_NAMES.get(key, key)] = value
+        if self.described(name).get("target_format") == "peft":
+            values["target_format"] = "peft"
         return ConvertOptions.from_dict(values)
 
     def converted(self, name: str) -> tuple[Checkpoint, Evaluator, Mapping]:

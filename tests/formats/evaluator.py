@@ -25,7 +25,7 @@ class Evaluator:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.arithmetic = NumpyArithmetic()
         self._checkpoint = checkpoint
-        self._root = Path(checkpoint.address.url)
+        self._roots = {file.path: Path((file.folder or checkpoint.address).url) for file in checkpoint.files}
 
     def equal(self, tensor_a: int, tensor_b: int) -> bool:
         return bool((self.whole(tensor_a) == self.whole(tensor_b)).all())
@@ -53,7 +53,7 @@ class Evaluator:
         assert (seen == 1).all()
 
     def _piece(self, piece, dtype):
-        data = (self._root / piece.file).read_bytes()
+        data = (self._roots[piece.file] / piece.file).read_bytes()
         strides = tuple(stride * dtype.itemsize for stride in piece.strides)
         return np.ndarray(piece.sizes, dtype, data, piece.offset, strides)
 
