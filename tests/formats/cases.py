@@ -119,4 +119,8 @@ def assert_config(content: dict, expected: dict) -> None:
     expected = dict(expected)
     dtype = expected.pop("dtype_or_torch_dtype", None)
     assert dtype in (None, content.get("dtype"), content.get("torch_dtype"))
-    assert {key: content.get(key) for key in expected} == expected
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            assert_config(content[key], value)
+        else:
+            assert content.get(key) == value, key
