@@ -77,8 +77,9 @@ def read_archives(folder: Folder, path: str, offsets: IntArray, lengths: IntArra
     starts = -(-starts // _ALIGNMENT) * _ALIGNMENT
     stored = columns["plain"][:, data]
     descriptor = np.where(columns["flags"][:, data] & 8 != 0, _DESCRIPTOR_BYTES, 0)
-    usual = usual & (starts == limits[:, data] - stored - descriptor) & (lengths < _HUGE)
-    checksums: NDArray[np.bool_] = columns["crc"].any(axis=1)
+    np.logical_and(usual, starts == limits[:, data] - stored - descriptor, out=usual)
+    np.logical_and(usual, lengths < _HUGE, out=usual)
+    checksums = columns["crc"].sum(axis=1) != 0
     pickles = _pickles(heads, columns["plain"][:, 0], (columns["crc"][:, 0], checksums), path)
     usual &= np.array([record is not None for record in pickles], dtype=bool)
     crc32 = np.where(checksums, columns["crc"][:, data], NO_CHECKSUM)

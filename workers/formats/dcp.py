@@ -69,11 +69,16 @@ def open_dcp(listing: Listing, options: ConvertOptions) -> Checkpoint:
         notes = add_sharded_tensors(builder, listing, place.prefix, files)
         part = ModelPart({tensor.name: tensor.name for tensor in builder.tensors}, notes=notes)
     else:
-        metadata = read_dcp_metadata(listing, place.prefix)
-        part = choose_model(metadata.tensors, metadata.paths, options, place.prefix or "the DCP folder")
-        add_tensors(builder, listing, place.prefix, metadata, part.names)
-        part = replace(part, notes=(*part.notes, *_objects(metadata)))
+        part = _add_model(builder, listing, options, place.prefix)
     return _checkpoint(listing, options, builder, place, part)
+
+
+def _add_model(builder: CheckpointBuilder, listing: Listing, options: ConvertOptions, prefix: str) -> ModelPart:
+    """Add the model among what was saved. A function of its own, so that large metadata are let go of."""
+    metadata = read_dcp_metadata(listing, prefix)
+    part = choose_model(metadata.tensors, metadata.paths, options, prefix or "the DCP folder")
+    add_tensors(builder, listing, prefix, metadata, part.names)
+    return replace(part, notes=(*part.notes, *_objects(metadata)))
 
 
 def _checkpoint(
