@@ -1,0 +1,157 @@
+"""State dicts in torch files, model folders of ``.bin`` and accelerate's rank files: what is read and refused."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.tensor.placement_types import Shard
+
+from tests.formats.evaluator import Evaluator
+from tests.formats.test_dcp import assert_same, opened, refused
+from tests.rank_files import Saved, write_rank_file
+from workers.errors import (
+    AmbiguousSource,
+    CorruptFile,
+    GeometryMismatch,
+    IncompleteCheckpoint,
+    InputError,
+    UnmappedTensor,
+)
+
+WEIGHT = "model.layers.0.mlp.up_proj.weight"
+
+
+def saved(folder: Path, content: object, name: str = "model.pt", **how) -> Path:
+    folder.mkdir(exist_ok=True)
+    torch.save(content, folder / name, **how)
+    return folder
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", ["model.pt", "weights.pth", "pytorch_model.bin", "pytorch_model_fsdp.bin"])
+def test_a_state_dict_is_read_whatever_its_file_is_called(tmp_path, name, zipped):
+    tensors = {WEIGHT: torch.arange(6.0).reshape(2, 3), "norm.weight": torch.arange(3, dtype=torch.int64)}
+    assert_same(opened(saved(tmp_path, tensors, name, _use_new_zipfile_serialization=zipped)), tensors)
+
+
+def test_the_model_is_found_in_nested_dicts(tmp_path):
+    weights = {WEIGHT: torch.ones(2, 2)}
+    content = {"model": weights, "optimizer": {"state": {0: {"exp_avg": torch.ones(2, 2)}}}, "step": 3}
+    found = opened(saved(tmp_path, content))
+    assert_same(found, weights)
+    assert [name for name, _ in found.left_out] == ["optimizer.state.0.exp_avg"]
+
+
+def test_two_state_dicts_in_a_file_are_ambiguous_until_the_user_says_which(tmp_path):
+    content = {"model": {WEIGHT: torch.ones(2, 2)}, "ema": {WEIGHT: torch.zeros(2, 2)}}
+    refused(saved(tmp_path, content), AmbiguousSource)
+    assert_same(opened(tmp_path, state_dict_key="ema"), {WEIGHT: torch.zeros(2, 2)})
+
+
+def test_several_files_are_ambiguous_and_training_state_is_none_of_them(tmp_path):
+    saved(saved(tmp_path, {WEIGHT: torch.ones(2)}), {"x": 1}, "optimizer.pt")
+    assert list(opened(tmp_path).index) == [WEIGHT]
+    assert "other.pt" in refused(saved(tmp_path, {WEIGHT: torch.ones(2)}, "other.pt"), AmbiguousSource).message
+
+
+def test_views_are_read_from_their_storages_and_small_ones_do_not_read_big_ones(tmp_path):
+    base = torch.arange(1 << 20, dtype=torch.float32)
+    tensors = {"rows.weight": base[8:14].reshape(2, 3), "wide.weight": base[:6].reshape(2, 3).t()}
+    found = opened(saved(tmp_path, tensors))
+    assert_same(found, tensors)
+    assert len(found.storages) == 1
+    assert found.storages.crc32.tolist() == [-1]
+
+
+def test_a_module_or_a_tensor_is_no_state_dict(tmp_path):
+    assert "state_dict" in refused(saved(tmp_path, torch.nn.Linear(2, 2)), CorruptFile).hint
+    assert "one tensor" in refused(saved(tmp_path, torch.ones(2)), CorruptFile).message
+
+
+def test_weights_that_are_no_plain_tensors_are_named(tmp_path):
+    sparse = torch.eye(3).to_sparse()
+    error = refused(saved(tmp_path, {WEIGHT: sparse, "norm.weight": torch.ones(2)}), GeometryMismatch)
+    assert (error.tensor, error.found) == (WEIGHT, "a sparse tensor")
+    meta = refused(saved(tmp_path, {WEIGHT: torch.ones(3, device="meta")}), GeometryMismatch)
+    assert "no values" in meta.message
+
+
+def test_a_lazy_conjugate_is_refused(tmp_path):
+    values = torch.ones(3, dtype=torch.complex64).conj()
+    assert refused(saved(tmp_path, {WEIGHT: values}), GeometryMismatch).tensor == WEIGHT
+
+
+def test_a_dict_inside_of_itself_is_refused(tmp_path):
+    content: dict[str, object] = {WEIGHT: torch.ones(2)}
+    content["again"] = content
+    assert "nested" in refused(saved(tmp_path, content), CorruptFile).message
+
+
+def sharded(folder: Path) -> Path:
+    files = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    saved(folder, {"a.weight": torch.ones(2)}, files[0])
+    saved(folder, {"b.weight": torch.zeros(2)}, files[1])
+    where = {"a.weight": files[0], "b.weight": files[1]}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
+    return folder
+
+
+def test_sharded_files_are_read_through_their_index(tmp_path):
+    assert_same(opened(sharded(tmp_path)), {"a.weight": torch.ones(2), "b.weight": torch.zeros(2)})
+    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
+    assert refused(tmp_path, IncompleteCheckpoint).tensor == "b.weight"
+
+
+def test_a_tensor_that_is_not_where_the_index_says_is_told(tmp_path):
+    saved(sharded(tmp_path), {"c.weight": torch.ones(2)}, "pytorch_model-00002-of-00002.bin")
+    assert refused(tmp_path, IncompleteCheckpoint).tensor == "b.weight"
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    saved(
+        sharded(tmp_path), {"a.weight": torch.ones(2), "b.weight": torch.ones(2)}, "pytorch_model-00002-of-00002.bin"
+    )
+    assert refused(tmp_path, GeometryMismatch).tensor == "a.weight"
+
+
+def test_accelerates_rank_files_are_put_together_and_a_missing_one_is_named(tmp_path):
+    content = {WEIGHT: Saved((4, 3), (Shard(0),))}
+    for rank in range(2):
+        write_rank_file(tmp_path / f"pytorch_model_fsdp_0_rank{rank}.bin", content, (2,), rank)
+    found = opened(tmp_path)
+    assert found.format == "accelerate-fsdp"
+    Evaluator(found).whole(found.index[WEIGHT])
+    (tmp_path / "pytorch_model_fsdp_0_rank1.bin").unlink()
+    assert "pytorch_model_fsdp_0_rank1.bin" in refused(tmp_path, IncompleteCheckpoint).message
+
+
+def test_accelerates_flat_parameters_are_refused(tmp_path):
+    for rank in range(2):
+        saved(tmp_path, {"layers.0._flat_param": torch.ones(4)}, f"pytorch_model_fsdp_rank{rank}.bin")
+    assert "use_orig_params" in refused(tmp_path, UnmappedTensor).hint
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=4), st.booleans())
+def test_a_damaged_file_is_a_named_error_or_tensors_that_can_be_read(changes, zipped):
+    with tempfile.TemporaryDirectory() as path:
+        folder = saved(
+            Path(path), {"a.weight": torch.ones(4, 3), "b": {"c": 1}}, _use_new_zipfile_serialization=zipped
+        )
+        content = bytearray((folder / "model.pt").read_bytes())
+        for position, value in changes:
+            content[position % len(content)] = value
+        (folder / "model.pt").write_bytes(content)
+        try:
+            found = opened(folder, family="none")
+        except InputError:
+            return
+        evaluator = Evaluator(found)
+        for number in range(len(found.tensors)):
+            evaluator.whole(number)
