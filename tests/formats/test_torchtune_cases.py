@@ -83,7 +83,7 @@ def test_the_newest_epoch_or_step_is_taken_and_said(name):
     assert mapped.targets
 
 
-def test_an_older_step_can_be_asked_for(tmp_path):
+def test_an_older_step_can_be_asked_for():
     folder = open_folder(str(AREA.folder / "hf-head-step-dirs/input"))
     assert open_checkpoint(folder, ConvertOptions(step=95)).address.url.endswith("step_95")
     with pytest.raises(IncompleteCheckpoint, match="no complete step_5; there are: 95, 100"):
