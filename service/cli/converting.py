@@ -89,6 +89,7 @@ def _document(result: Result, watcher: Watcher) -> dict[str, Any]:
     return {
         "location": result.location,
         "seconds": round(result.seconds, 3),
+        "already_there": result.already_there,
         "bytes_written": result.bytes_written,
         "bytes_read": result.bytes_read,
         "kept_files": list(watcher.kept_files),
@@ -103,6 +104,9 @@ def _warnings(result: Result, watcher: Watcher) -> list[str]:
 
 
 def _say_summary(request: Request, result: Result, watcher: Watcher) -> None:
+    if result.already_there:
+        say(f"{result.location} holds this very model already, made from {request.source} with the same options")
+        return
     summary = result.plan_summary
     files, small = len(summary["files"]), len(summary["small_files"])
     # A summary's rate is of what was made now, not of files that an earlier attempt had finished.
