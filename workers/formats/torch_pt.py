@@ -29,7 +29,11 @@ _OTHER = re.compile(
 
 def detect(listing: Listing) -> Detection | None:
     """Recognise a folder that has a torch file which could be a state dict."""
-    if hf_bin.detect(listing) or dcp.detect(listing) or any(name.endswith(SAFETENSORS.end) for name in listing.files()):
+    if (
+        hf_bin.detect(listing)
+        or dcp.detect(listing)
+        or any(name.endswith(SAFETENSORS.end) for name in listing.files())
+    ):
         return None
     names = _candidates(listing)
     return Detection((", ".join(names[:4]),), generic=True) if names else None
