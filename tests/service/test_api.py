@@ -254,7 +254,7 @@ def test_the_schema_lists_the_options_and_the_problems(idle):
 def test_formats_and_inspection_answer(idle):
     formats = idle.client.formats()
     assert "verl-fsdp" in {known["name"] for known in formats["read"]}
-    assert formats["write"] == ["hf"]
+    assert formats["write"] == ["hf", "peft"]
     assert "dtype" in formats["options"]["properties"]
     assert idle.client.inspect(str(CASE))["format"] == "verl-fsdp"
     assert idle.client.workers()["state"] == "ok"
