@@ -17,7 +17,14 @@ from tests.synthetic import identity_plan, random_tensors, write_source
 from workers import merge
 from workers.convert import run_plan
 from workers.engines.threads import ThreadsEngine
-from workers.errors import Cancelled, CorruptFile, DestinationBusy, DestinationNotEmpty, StorageError
+from workers.errors import (
+    Cancelled,
+    CorruptFile,
+    DestinationBusy,
+    DestinationNotEmpty,
+    GeometryMismatch,
+    StorageError,
+)
 from workers.events import Event, Progress, Started
 from workers.manifest import MANIFEST_NAME
 from workers.options import ConvertOptions
@@ -342,6 +349,12 @@ def test_the_manifest_names_what_was_made_of_what(tmp_path: Path, destination: s
     assert manifest["plan"] == plan.fingerprint
     assert manifest["dropped"] == [{"name": "x", "reason": "for show"}]
     assert [entry["path"] for entry in manifest["weights"]] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "\ud800"])
+def test_a_name_that_no_safetensors_file_can_hold_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(GeometryMismatch, match="named"):
+        identity_plan(write_source(tmp_path / "source", {name: ("U8", np.zeros(3, np.uint8))}, 1))
 
 
 def test_a_plan_is_the_same_for_a_copy_of_the_source(tmp_path: Path) -> None:

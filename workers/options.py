@@ -46,7 +46,6 @@ class ConvertOptions:
     step: int | None = None
     role: str | None = None
     base: str | None = None
-    mapping: str | None = None
     dequantize: bool = False
     epoch: int | None = None
     state_dict_key: str | None = None

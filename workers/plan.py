@@ -221,6 +221,12 @@ def _fingerprint(
 def _check_names(mapping: Mapping) -> None:
     seen: set[tuple[str, str]] = set()
     for target in mapping.targets:
+        if target.name == "__metadata__" or not _is_text(target.name):
+            raise GeometryMismatch(
+                f"a tensor is named {target.name!r}, which a safetensors file can't hold",
+                tensor=repr(target.name),
+                hint="The checkpoint is damaged or was made by hand; give the tensor another name there.",
+            )
         if (target.folder, target.name) in seen:
             raise GeometryMismatch(
                 f"two source tensors would both become {target.name}",
@@ -231,6 +237,14 @@ def _check_names(mapping: Mapping) -> None:
     for path in [*(path for path, _ in mapping.files), *(file.target_path for file in mapping.side_files)]:
         if check_path(path) == MANIFEST_NAME:
             raise GeometryMismatch(f"the result can't contain a file named {path}", file=path)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unit_bytes(target: Target) -> int:

@@ -55,7 +55,7 @@ class Places:
 
     def check_source(self, source: str, options: ConvertOptions) -> str:
         """The canonical source of what only reads."""
-        for place in (options.config_dir, options.base, options.mapping):
+        for place in (options.config_dir, options.base):
             if place is not None:
                 self.sources.check(place)
         return self.sources.check(source)

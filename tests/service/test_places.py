@@ -6,7 +6,7 @@ from service.jobs.addresses import NotAllowed, Places
 from workers.options import ConvertOptions
 
 
-@pytest.mark.parametrize("name", ["config_dir", "base", "mapping"])
+@pytest.mark.parametrize("name", ["config_dir", "base"])
 def test_an_option_that_names_a_place_is_held_to_the_allowed_sources(tmp_path, name):
     places = Places.of((str(tmp_path / "runs"),), (str(tmp_path / "models"),))
     source, destination = str(tmp_path / "runs" / "1"), str(tmp_path / "models" / "1")
