@@ -42,6 +42,7 @@ def open_adapter(listing: Listing, options: ConvertOptions, weights: Weights) ->
     else:
         opened = hf_bin.open_torch_model(listing, replace(options, config_dir=None), weights, "peft")
     names = [tensor.name for tensor in opened.tensors]
+    _refuse_base_layers(names, weights.files[0].path)
     naming = naming_of_keys(names, weights.evidence)
     own = naming == TORCHTUNE or any(name.endswith(".lora_a.weight") for name in names)
     model = find_model_files(listing, {"": False}, options)
@@ -62,6 +63,18 @@ def open_adapter(listing: Listing, options: ConvertOptions, weights: Weights) ->
     if options.lora == "merge":
         raise _no_base(listing, settings)
     return opened
+
+
+def _refuse_base_layers(names: list[str], file: str) -> None:
+    """Refuse a base weight that peft saved beside its adapter: the file does not tell whether it was trained."""
+    name = next((name for name in names if ".base_layer." in name), None)
+    if name is not None:
+        raise UnmappedTensor(
+            f"{file} holds {name}, a base weight beside the adapter, and nothing tells whether it was trained",
+            file=file,
+            tensor=name,
+            hint="Save the adapter with save_embedding_layers=False, or merge it with peft where it was trained.",
+        )
 
 
 def names_as_wrapped(names: list[str]) -> list[str]:
@@ -85,7 +98,7 @@ def _wrapped(name: str) -> str:
 
 def _check_method(settings: Mapping[str, Any]) -> None:
     method = settings.get("peft_type", "LORA")
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise UnmappedTensor(
             f"{ADAPTER_CONFIG} says peft_type {method}, which unshard does not convert",
             file=ADAPTER_CONFIG,

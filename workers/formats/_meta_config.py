@@ -20,6 +20,8 @@ from workers.formats._model_folder import read_json
 from workers.options import ConvertOptions
 
 PARAMS = "params.json"
+LARGEST_SIZE = 1 << 20
+"""No size of a model that a config tells by a number of its own comes near."""
 VERSIONS = ("1", "2", "3", "3.1", "3.2")
 _LENGTHS = {"1": 2048, "2": 4096, "3": 8192, "3.1": 131072, "3.2": 131072}
 """max_position_embeddings of the releases, which params.json does not tell."""
@@ -43,7 +45,7 @@ class Params:
         """A positive whole number; ``CorruptFile`` when it is anything else."""
         value = self.values.get(key)
         value = default if value is None else value
-        if type(value) is not int or value < 1:
+        if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
             raise CorruptFile(
                 f"{PARAMS} says {key} = {value!r}, which is no positive whole number",
                 file=PARAMS,
