@@ -22,6 +22,8 @@ from workers.options import ConvertOptions
 PARAMS = "params.json"
 LARGEST_SIZE = 1 << 20
 """No size of a model that a config tells by a number of its own comes near."""
+LARGEST_NUMBER = 1e12
+"""The largest that occurs is rope_theta, some millions."""
 VERSIONS = ("1", "2", "3", "3.1", "3.2")
 _LENGTHS = {"1": 2048, "2": 4096, "3": 8192, "3.1": 131072, "3.2": 131072}
 """max_position_embeddings of the releases, which params.json does not tell."""
@@ -56,12 +58,12 @@ class Params:
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A number, or the default where there is none."""
+        """A number that is not negative, or the default where there is none; ``CorruptFile`` for anything else."""
         value = self.values.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_NUMBER:
             raise CorruptFile(
-                f"{PARAMS} says {key} = {value!r}, which is no number",
+                f"{PARAMS} says {key} = {value!r}, which is no number that a model has",
                 file=PARAMS,
                 expected=f"{key} as a number",
                 found=repr(value)[:80],
