@@ -7,7 +7,7 @@ kept in columns (``PieceTable``), since a large run has millions of them; ``Piec
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -441,11 +441,3 @@ def _box_text(pieces: PieceTable, row: int, dimensions: int) -> str:
         for offset, size in zip(pieces.offsets[row, :dimensions], pieces.sizes[row, :dimensions], strict=True)
     )
     return f"[{', '.join(spans)}]"
-
-
-def element_counts(tensors: Sequence[TensorInfo]) -> dict[str, int]:
-    """Elements per dtype, for people."""
-    counts: dict[str, int] = {}
-    for tensor in tensors:
-        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + prod(tensor.shape)
-    return counts
