@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import xxhash
@@ -18,15 +16,13 @@ import xxhash
 from workers.checkpoint import CheckpointBuilder, SourceFile
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
 from workers.formats._format import Listing
+from workers.formats._reading import read_ahead
 from workers.geometry import Shape, contiguous_strides
 from workers.pickle_records import is_count
 from workers.safetensors_file import SafetensorsFile, StoredTensor, open_safetensors
 from workers.storage import FileEntry
 
 SHARDING = "DCP_SHARDING_INFO"
-FILES_AT_ONCE = 8
-"""Headers asked of an object store at the same time."""
-
 SHARD = re.compile(r"shard-(?P<rank>\d{5})-model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 """Rank (from 1), number of the file among those of the rank (from 1), and the highest such number."""
 
@@ -50,20 +46,31 @@ def add_sharded_tensors(
     """Add the tensors of all files; returns notes. Raises ``IncompleteCheckpoint`` where a file is missing."""
     _check_complete(files, prefix)
     chunks: dict[str, list[_Chunk]] = {}
-    for opened, name in _open_all(listing, files):
-        entry = files[name]
-        digest = xxhash.xxh3_128_hexdigest(opened.header)
-        rank = int(name.split("-")[1]) - 1
-        file = builder.add_file(SourceFile(entry.path, entry.size_bytes, rank, digest, entry.version))
-        offsets = _offsets(opened)
-        for tensor, stored in opened.tensors.items():
-            begins = offsets.get(tensor, (0,) * len(stored.shape))
-            if len(begins) != len(stored.shape):
-                raise _bad_offsets(entry.path, tensor, f"{len(stored.shape)} offsets", str(list(begins)))
-            chunks.setdefault(tensor, []).append(_Chunk(file, entry.path, begins, stored))
+
+    def open_file(name: str) -> tuple[SafetensorsFile, str]:
+        return open_safetensors(listing.folder, files[name].path, files[name].size_bytes), name
+
+    with read_ahead(listing.folder, sorted(files), open_file) as coming:
+        for opened, name in coming:
+            _add_file(builder, chunks, opened, (files[name], int(name.split("-")[1]) - 1))
     for tensor, pieces in chunks.items():
         _add(builder, tensor, pieces)
     return ("shapes of tensors are those that their chunks reach to: this format does not write them down",)
+
+
+def _add_file(
+    builder: CheckpointBuilder, chunks: dict[str, list[_Chunk]], opened: SafetensorsFile, of: tuple[FileEntry, int]
+) -> None:
+    """Add a file, and its chunks to those of each tensor; ``of`` is its entry and rank."""
+    entry, rank = of
+    digest = xxhash.xxh3_128_hexdigest(opened.header)
+    file = builder.add_file(SourceFile(entry.path, entry.size_bytes, rank, digest, entry.version))
+    offsets = _offsets(opened)
+    for tensor, stored in opened.tensors.items():
+        begins = offsets.get(tensor, (0,) * len(stored.shape))
+        if len(begins) != len(stored.shape):
+            raise _bad_offsets(entry.path, tensor, f"{len(stored.shape)} offsets", str(list(begins)))
+        chunks.setdefault(tensor, []).append(_Chunk(file, entry.path, begins, stored))
 
 
 def _check_complete(files: dict[str, FileEntry], prefix: str) -> None:
@@ -88,14 +95,6 @@ def _check_complete(files: dict[str, FileEntry], prefix: str) -> None:
             found=f"files of {len(ranks)} ranks",
             hint="Without a shared disk each node saves only its own ranks: copy them together.",
         )
-
-
-def _open_all(listing: Listing, files: dict[str, FileEntry]) -> Iterator[tuple[SafetensorsFile, str]]:
-    folder = listing.folder
-    names = sorted(files)
-    with ThreadPoolExecutor(1 if folder.is_local else FILES_AT_ONCE, thread_name_prefix="headers") as pool:
-        opened = pool.map(lambda name: open_safetensors(folder, files[name].path, files[name].size_bytes), names)
-        yield from zip(opened, names, strict=True)
 
 
 def _offsets(opened: SafetensorsFile) -> dict[str, Shape]:

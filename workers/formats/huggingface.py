@@ -7,8 +7,8 @@ Source: transformers ``utils/hub.py`` (``get_checkpoint_shard_files``), safetens
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from functools import partial
 
 import xxhash
 
@@ -18,6 +18,7 @@ from workers.formats._dcp_safetensors import SHARD
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._model_folder import CONFIG, find_model_files
 from workers.formats._namings import META, TORCHTUNE, naming_of_keys
+from workers.formats._reading import read_ahead
 from workers.formats._weight_files import SAFETENSORS, Weights, check_listed, find_weights
 from workers.geometry import contiguous_strides
 from workers.options import ConvertOptions
@@ -27,9 +28,6 @@ from workers.storage import FileEntry, Folder
 NAMING = "huggingface"
 ADAPTER = "adapter_model.safetensors"
 SIGNS = "model.safetensors, or model-*-of-*.safetensors and model.safetensors.index.json"
-FILES_AT_ONCE = 8
-"""Headers asked of an object store at the same time."""
-
 _Copy = tuple[str, StoredTensor, int]
 """A tensor's name, the tensor, and the number of a file that has it although the index leads to another."""
 
@@ -53,8 +51,9 @@ def open_safetensors_model(listing: Listing, options: ConvertOptions, weights: W
     notes = list(weights.notes)
     holders: dict[str, str] = {}
     copies: list[_Copy] = []
-    for opened, entry in _open_all(listing.folder, weights.files):
-        notes += _add(builder, opened, entry, weights.where, (holders, copies))
+    with read_ahead(listing.folder, weights.files, partial(_open, listing.folder)) as files:
+        for opened, entry in files:
+            notes += _add(builder, opened, entry, weights.where, (holders, copies))
     model = find_model_files(listing, {"": True}, options)
     listed = check_listed(weights.where, holders, model.config)
     notes += [listed] if listed else []
@@ -81,10 +80,8 @@ def open_safetensors_model(listing: Listing, options: ConvertOptions, weights: W
     )
 
 
-def _open_all(folder: Folder, files: tuple[FileEntry, ...]) -> Iterator[tuple[SafetensorsFile, FileEntry]]:
-    with ThreadPoolExecutor(1 if folder.is_local else FILES_AT_ONCE, thread_name_prefix="headers") as pool:
-        opened = pool.map(lambda entry: open_safetensors(folder, entry.path, entry.size_bytes), files)
-        yield from zip(opened, files, strict=True)
+def _open(folder: Folder, entry: FileEntry) -> tuple[SafetensorsFile, FileEntry]:
+    return open_safetensors(folder, entry.path, entry.size_bytes), entry
 
 
 def _add(

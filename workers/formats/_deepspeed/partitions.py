@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from math import prod
 from typing import NamedTuple, TypeVar
@@ -14,12 +13,10 @@ from workers.formats._deepspeed.flat import DoesNotFitError, Fragment, split_eac
 from workers.formats._deepspeed.states import ModelStates, Partition, read_model_states, read_partition, refuse
 from workers.formats._deepspeed.tags import ONE_CHECKPOINT, Rank, TagFiles
 from workers.formats._format import Listing, join
+from workers.formats._reading import read_ahead
 from workers.formats._steps import STILL_WRITING
 from workers.geometry import Shape
 from workers.storage import FileEntry, Folder
-
-FILES_AT_ONCE = 8
-"""Files asked of an object store at the same time."""
 
 _SHOWN = 8
 
@@ -30,10 +27,8 @@ def read_all(
     folder: Folder, files: Mapping[Rank, FileEntry], read: Callable[[Folder, FileEntry, Rank], Read]
 ) -> list[Read]:
     """Read files in the order of their ranks; several at a time where waiting for a store is what takes time."""
-    if folder.is_local:
-        return [read(folder, entry, rank) for rank, entry in files.items()]
-    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="states") as pool:
-        return list(pool.map(lambda job: read(folder, job[1], job[0]), files.items()))
+    with read_ahead(folder, files.items(), lambda job: read(folder, job[1], job[0])) as coming:
+        return list(coming)
 
 
 def read_rank(listing: Listing, files: TagFiles, mp_rank: int) -> tuple[list[ModelStates], list[Partition]]:

@@ -7,8 +7,6 @@ Sources: Megatron-LM ``training/checkpointing.py``; verl ``utils/checkpoint/mega
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from workers.checkpoint import Checkpoint
 from workers.errors import CorruptFile, IncompleteCheckpoint
 from workers.families.megatron import NAMING, VERL_NAMING
@@ -17,6 +15,7 @@ from workers.families.registry import model_facts
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._megatron_folders import MegatronFolder, choose_folder, model_files, places
 from workers.formats._model_folder import CONFIG, ModelFiles
+from workers.formats._reading import read_ahead
 from workers.formats._steps import STILL_WRITING
 from workers.formats.megatron_legacy.assemble import Assembly, RankPart, expert_count, first_layers
 from workers.formats.megatron_legacy.folders import holds, rank_folders
@@ -27,9 +26,6 @@ from workers.storage import FileEntry, Folder
 
 NAME = "megatron-legacy"
 SIGNS = "mp_rank_<TP>[_<PP>][_<EP>]/model_optim_rng.pt or model.pt, here or in iter_<N>/, release/, <role>/model/"
-
-FILES_AT_ONCE = 8
-"""Rank files asked of an object store at the same time."""
 
 
 def detect(listing: Listing) -> Detection | None:
@@ -99,10 +95,8 @@ def _read(listing: Listing, folder: MegatronFolder) -> tuple[Grid, list[RankPart
 
 def _read_others(folder: Folder, entries: list[FileEntry]) -> list[RankContent]:
     """Read rank files one after the other, or several at a time where waiting for a store is what takes time."""
-    if folder.is_local:
-        return [read_rank_file(folder, entry) for entry in entries]
-    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="rank-files") as pool:
-        return list(pool.map(lambda entry: read_rank_file(folder, entry), entries))
+    with read_ahead(folder, entries, lambda entry: read_rank_file(folder, entry)) as contents:
+        return list(contents)
 
 
 def _no_config(looked_in: str) -> IncompleteCheckpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -29,15 +30,16 @@ def assemble(listing: Listing, ranks: RankFiles, options: ConvertOptions) -> Che
     _check_sizes(ranks)
     builder = CheckpointBuilder()
     first: RankTable | None = None
-    for table in read_ranks(listing.folder, ranks):
-        _check_origin(table, ranks.world_size)
-        if first is None:
-            first = table
-            for index, name in enumerate(table.names):
-                builder.add_tensor(name, table.kind(index).dtype, table.kind(index).shape)
-        else:
-            _check_same(table, first)
-        _add(builder, table, first)
+    with closing(read_ranks(listing.folder, ranks)) as tables:
+        for table in tables:
+            _check_origin(table, ranks.world_size)
+            if first is None:
+                first = table
+                for index, name in enumerate(table.names):
+                    builder.add_tensor(name, table.kind(index).dtype, table.kind(index).shape)
+            else:
+                _check_same(table, first)
+            _add(builder, table, first)
     if first is None or not first.names:
         raise CorruptFile("the rank files hold no tensors", hint=STILL_WRITING)
     storages, pieces, replicas = _tables(builder, ranks)
