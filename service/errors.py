@@ -21,7 +21,8 @@ from starlette.responses import JSONResponse
 
 from service.jobs.addresses import NotAllowed
 from service.jobs.failures import NOT_ALLOWED_HINT
-from service.jobs.store import BusyDestination, JobNotFound, KeyReused, WrongState
+from service.jobs.keys import KeyReused
+from service.jobs.store import BusyDestination, JobNotFound, TooManyQueued, WrongState
 from service.jobs.submit import BadOption
 from workers.errors import UnshardError
 
@@ -36,6 +37,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "destination-busy": (409, "Something else writes to the destination"),
     "destination-not-allowed": (403, "The destination is not in a place that may be used"),
     "destination-not-empty": (409, "Something is at the destination already"),
+    "forbidden": (403, "The token may not do this"),
     "foreign-origin": (403, "The request comes from another site"),
     "geometry-mismatch": (422, "Parts of the checkpoint contradict each other"),
     "idempotency-key-reuse": (422, "The idempotency key was used for another request"),
@@ -50,6 +52,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "payload-too-large": (413, "The request is too large"),
     "source-not-allowed": (403, "The source is not in a place that may be used"),
     "storage": (424, "Reading or writing files failed"),
+    "too-many-queued": (429, "Too many jobs wait already"),
     "unauthenticated": (401, "A token is needed"),
     "unavailable": (503, "A part of the service does not answer"),
     "unknown-format": (422, "No known checkpoint format"),
@@ -140,6 +143,11 @@ def _(error: BusyDestination) -> Problem:
 
 
 @problem_of.register
+def _(error: TooManyQueued) -> Problem:
+    return Problem("too-many-queued", str(error), hint="Wait until some have started, or ask for a higher limit.")
+
+
+@problem_of.register
 def _(_error: KeyReused) -> Problem:
     return Problem(
         "idempotency-key-reuse",
@@ -192,6 +200,7 @@ _EXPECTED: tuple[type[Exception], ...] = (
     WrongState,
     BusyDestination,
     KeyReused,
+    TooManyQueued,
     Exception,
 )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
 
 from workers.options import ConvertOptions
 
@@ -23,6 +23,8 @@ Options = Annotated[dict[str, Any], WithJsonSchema(_options_schema())]
 Address = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")]
 LabelName = Annotated[str, Field(pattern=LABEL)]
 LabelValue = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MOST_LABELS)]
+Priority = Annotated[int, Field(ge=-1000, le=1000, description="Higher goes first.")]
 
 
 class _Request(BaseModel):
@@ -35,8 +37,49 @@ class JobRequest(_Request):
     source: Annotated[Address, Field(description="Absolute path or URL of the checkpoint.")]
     destination: Annotated[Address, Field(description="Absolute path or URL of the model folder to make.")]
     options: Options = Field(default_factory=dict)
-    labels: Annotated[dict[LabelName, LabelValue], Field(max_length=MOST_LABELS)] = Field(default_factory=dict)
-    priority: Annotated[int, Field(ge=-1000, le=1000, description="Higher goes first.")] = 0
+    labels: Labels = Field(default_factory=dict)
+    priority: Priority = 0
+
+
+Moment = Annotated[AwareDatetime, Field(ge=datetime(1970, 1, 2, tzinfo=UTC), lt=datetime(9000, 1, 1, tzinfo=UTC))]
+LabelFilter = Annotated[str, Field(max_length=320, pattern=LABEL[:-1] + r":[^\x00-\x1f\x7f]*$")]
+Prefix = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Id = Annotated[str, Field(max_length=40, pattern=r"^[a-z]+_[0-9a-f]+$")]
+Limit = Annotated[int, Field(ge=1, le=200)]
+Cursor = Annotated[str, Field(max_length=200, description="next_cursor of the page before.")]
+
+
+class PageQuery(_Request):
+    """Which part of a list."""
+
+    limit: Limit = 50
+    cursor: Cursor | None = None
+
+
+class JobQuery(PageQuery):
+    """Which jobs to list; all that is given has to fit."""
+
+    state: Annotated[list[State], Field(description="May be given several times.")] = []
+    label: Annotated[list[LabelFilter], Field(description="NAME:VALUE; may be given several times.")] = []
+    batch_id: Id | None = None
+    watch_id: Id | None = None
+    source_prefix: Prefix | None = None
+    destination_prefix: Prefix | None = None
+    created_after: Moment | None = None
+    created_before: Moment | None = None
+
+
+class JobChange(_Request):
+    """What may change of a job; what is left out stays."""
+
+    priority: Priority | None = None
+    labels: Labels | None = None
+
+
+class RetryRequest(_Request):
+    """How to do it again."""
+
+    from_scratch: Annotated[bool, Field(description="Make files again that an earlier attempt finished.")] = False
 
 
 class InspectRequest(_Request):
@@ -92,6 +135,7 @@ class JobResult(BaseModel):
     bytes_read: int = 0
     seconds: float
     digest: str
+    already_there: Annotated[bool, Field(description="This very model was there, and nothing was written.")] = False
 
 
 class Job(BaseModel):
@@ -106,6 +150,9 @@ class Job(BaseModel):
     options: Options
     labels: dict[str, str]
     priority: int
+    owner: str = ""
+    batch_id: str | None = None
+    watch_id: str | None = None
     created_at: datetime
     updated_at: datetime
     state_times: dict[str, datetime]
@@ -153,6 +200,68 @@ class PlanAnswer(BaseModel):
 
     job_id: str | None = None
     plan: dict[str, Any]
+
+
+class JobAttempt(BaseModel):
+    """One try at a job; ``outcome`` is null while it runs."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    attempt: int
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+    error: JobError | None
+
+
+class AttemptList(BaseModel):
+    """All attempts at a job, the first one first."""
+
+    items: list[JobAttempt]
+
+
+class Shard(BaseModel):
+    """An output file. ``state`` is done when it is finished at the destination; before the commit nobody sees it."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    position: int
+    path: str
+    size_bytes: int
+    tensors: int
+    state: Literal["pending", "done"]
+    digest: str | None = None
+    finished_at: datetime | None = None
+
+
+class ShardPage(BaseModel):
+    """Output files in the order of writing."""
+
+    items: list[Shard]
+    next_cursor: str | None = None
+
+
+class Tensor(BaseModel):
+    """A tensor of the result: where it lies, and which source tensors it is made of by which operation."""
+
+    position: int
+    name: str
+    dtype: str
+    shape: list[int]
+    file: str
+    offset: Annotated[int, Field(description="First byte in the file.")]
+    size_bytes: int
+    sources: list[str]
+    operation: str
+    state: Literal["pending", "done"]
+
+
+class TensorPage(BaseModel):
+    """Tensors in the order of writing."""
+
+    items: list[Tensor]
+    total: Annotated[int, Field(description="Tensors that fit the filter, on all pages.")]
+    next_cursor: str | None = None
 
 
 class FormatAnswer(BaseModel):

@@ -146,7 +146,7 @@ def run_plan(  # noqa: PLR0913 - as convert
     """Carry a plan out; see ``convert``."""
     began = time.monotonic()
     summary = made.summary()
-    observer(Planned(summary))
+    observer(Planned(summary, made.table))
     target = _open_apart(made, destination)
     if (manifest := _already_made(made, target, destination)) is not None:
         observer(Committed(destination, manifest))

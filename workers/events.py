@@ -6,16 +6,17 @@ it must return quickly and must not raise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan is made; ``summary`` is its printable, JSON-ready form (``Plan.summary``)."""
+    """The plan is made; ``summary`` is its printable, JSON-ready form (``Plan.summary``), ``table`` makes its rows."""
 
     summary: dict[str, Any]
+    table: Callable[[], Iterator[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Security
+from fastapi.security import SecurityScopes
 
 from service import schemas
+from service.access.principals import LOCAL, Principal
 from service.db.database import Database
+from service.errors import Problem
 from service.jobs.addresses import Places
 from service.jobs.cluster import Conversions
 from service.jobs.runner import Runner
@@ -35,7 +38,23 @@ def _context(request: Request) -> Context:
     return context
 
 
+def _caller(request: Request, needed: SecurityScopes) -> Principal:
+    """Whose request it is, as the gate found out; a problem when it may not do this."""
+    caller: Principal = request.scope.get("principal", LOCAL)
+    for scope in needed.scopes:
+        if not caller.may(scope):
+            hint = "Use a token with this scope; GET /v1/tokens/self tells what a token may do."
+            raise Problem("forbidden", f"the token lacks the scope {scope}", hint=hint, required_scope=scope)
+    return caller
+
+
 Here = Annotated[Context, Depends(_context)]
+Reader = Annotated[Principal, Security(_caller, scopes=["jobs:read"])]
+Writer = Annotated[Principal, Security(_caller, scopes=["jobs:write"])]
+BatchWriter = Annotated[Principal, Security(_caller, scopes=["batches:write"])]
+HookKeeper = Annotated[Principal, Security(_caller, scopes=["webhooks"])]
+Administrator = Annotated[Principal, Security(_caller, scopes=["admin"])]
+Anyone = Annotated[Principal, Security(_caller, scopes=[])]
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "description": "A problem of the request",

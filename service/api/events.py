@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from service import schemas
-from service.api.context import PROBLEMS, Context, Here
+from service.api.context import PROBLEMS, Context, Here, Reader
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 
@@ -29,16 +29,19 @@ STREAM: dict[int | str, dict[str, Any]] = {
 async def events(
     job_id: str,
     here: Here,
+    caller: Reader,
     after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
     last_event_id: Annotated[str, Header(description="Resume a stream after this event.")] = "",
 ) -> Any:
     """Show what happened to a job, from an event on."""
     if "text/event-stream" not in accept:
-        _, found = await run_in_threadpool(here.store.events, job_id, after, PAGE)
+        _, found = await run_in_threadpool(here.store.events, job_id, after, PAGE, caller.only_owner)
         items = [schemas.Event.model_validate(event) for event in found]
         return schemas.EventPage(items=items, next_after=items[-1].seq if items else after)
-    await run_in_threadpool(here.store.get, job_id)  # a problem is still an answer now, in the stream it isn't
+    await run_in_threadpool(
+        here.store.get, job_id, caller.only_owner
+    )  # a problem is still an answer now, in the stream it isn't
     after = int(last_event_id) if re.fullmatch("[0-9]{1,9}", last_event_id) else after
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response: Response = EventSourceResponse(_stream(here, job_id, after), headers=headers)

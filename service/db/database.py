@@ -61,6 +61,11 @@ class Database:
             with connection.begin():
                 yield connection
 
+    def serialize(self, connection: Connection, key: int) -> None:
+        """Let one transaction of all processes at a time go on from here; a writing one of SQLite is alone anyway."""
+        if not self.is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
+
     def own(self) -> bool:
         """Become the only service of an SQLite file; False on PostgreSQL, which several may share.
 
@@ -86,8 +91,7 @@ class Database:
         """Bring the schema to the newest revision; of several processes one does it and the others wait."""
         try:
             with self.write() as connection:
-                if not self.is_sqlite:
-                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+                self.serialize(connection, MIGRATION_LOCK)
                 command.upgrade(_alembic(connection), "head")
         except SQLAlchemyError as error:
             raise StorageError(

@@ -14,6 +14,7 @@ from service.jobs.addresses import Places
 from service.jobs.cluster import Controls, Conversions
 from service.jobs.failures import describe, timed_out
 from service.jobs.leases import LeaseLost, Leases
+from service.jobs.parts import pack, pack_rows
 from service.jobs.records import PROGRESS, JsonObject, Lease
 from service.logs import logged_as
 from workers import events
@@ -110,7 +111,7 @@ class Attempt:
         columns: JsonObject = {"result": outcome, "warnings": list(result.warnings)[:MOST_WARNINGS]}
         if final:
             columns["progress"] = final
-        self._leases.finish(self.lease, "succeeded", outcome, **columns)
+        self._leases.finish(self.lease, "succeeded", outcome, report=pack(result.manifest), **columns)
         self.outcome = "succeeded"
 
     def _failed(self, error: BaseException) -> None:
@@ -156,18 +157,20 @@ class Attempt:
 
     def _record(self, event: events.Event) -> None:
         match event:
-            case events.Planned(summary):
+            case events.Planned(summary, table):
                 brief: JsonObject = {name: summary[name] for name in PLAN_BRIEF if name in summary}
-                self._leases.note(self.lease, "job.planned", brief, plan=summary)
+                self._leases.planned(self.lease, brief, summary, pack_rows(table()))
             case events.Started(_, kept):
                 self._leases.advance(self.lease, "running", {"kept_files": list(kept)})
+                if kept:
+                    self._leases.shards_done(self.lease, dict.fromkeys(kept))
             case events.Progress():
                 progress = self._progress.take(event)
                 if progress is not None:
                     self._leases.note(self.lease, PROGRESS, progress, progress=progress)
             case events.FileCompleted(name, size_bytes, digest):
                 data = {"name": name, "size_bytes": size_bytes, "digest": digest}
-                self._leases.note(self.lease, "shard.completed", data)
+                self._leases.shards_done(self.lease, {name: digest}, data)
             case events.Warned(message):
                 self._warnings = [*self._warnings, message][:MOST_WARNINGS]
                 self._leases.note(self.lease, "job.warned", {"message": message}, warnings=self._warnings)
@@ -236,4 +239,5 @@ def outcome_of(result: Result) -> JsonObject:
         "bytes_read": result.bytes_read,
         "seconds": round(result.seconds, 3),
         "digest": DIGEST_PREFIX + digest_of_list(file["digest"] for file in files),
+        "already_there": result.already_there,
     }

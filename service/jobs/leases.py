@@ -7,6 +7,7 @@ transaction marks, the work happens outside.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,12 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, select, update
 
 from service.db.database import Database
 from service.db.tables import LEASED_STATES, jobs
+from service.jobs.choice import Group, in_order
+from service.jobs.parts import REPORT, TENSORS, begin_attempt, end_attempt, enter_shards, finish_shards, keep_document
 from service.jobs.records import JsonObject, Lease, append_event, enter, job_of, now, spelled
+
+CLAIM_LOCK = 8_241_907_356
+"""Key of the lock that claims hold; see ``Database.serialize``."""
 
 WORKING_STATES = ("planning", "running", "verifying")
 
@@ -41,40 +47,55 @@ class Leases:
         self._rules = rules or LeaseRules()
 
     def claim(self) -> Lease | None:
-        """Take the queued job that comes first: by priority, then by age. None when none waits."""
+        """Take the queued job that comes first, as ``service.jobs.choice`` orders them. None when none may start."""
         if not self._any(jobs.c.state == "queued"):
             return None
+        with self._database.write() as connection:
+            # One claim at a time, so that no two processes both take the last place below a limit.
+            self._database.serialize(connection, CLAIM_LOCK)
+            for group in in_order(connection):
+                row = self._take(connection, group)
+                if row is not None:
+                    return Lease(job_of(row), self._owner, row["fence"])
+        return None
+
+    def _take(self, connection: Connection, group: Group) -> RowMapping | None:
         moment = now()
         first = (
             select(jobs.c.id)
-            .where(jobs.c.state == "queued")
-            .order_by(jobs.c.priority.desc(), jobs.c.id)
+            .where(
+                jobs.c.state == "queued",
+                jobs.c.owner == group.owner,
+                jobs.c.batch_id.is_not_distinct_from(group.batch_id),
+                jobs.c.priority == group.priority,
+            )
+            .order_by(jobs.c.id)
             .limit(1)
             .with_for_update(skip_locked=True)  # SQLite has none and needs none: there is one writer
         )
-        with self._database.write() as connection:
-            claimed = (
-                update(jobs)
-                .where(jobs.c.id == first.scalar_subquery(), jobs.c.state == "queued")
-                .values(
-                    state="planning",
-                    attempt=jobs.c.attempt + 1,
-                    fence=jobs.c.fence + 1,
-                    lease_owner=self._owner,
-                    lease_expires_at=moment + self._rules.length,
-                    heartbeat_at=moment,
-                    updated_at=moment,
-                    error=None,
-                )
-                .returning(jobs)
+        claimed = (
+            update(jobs)
+            .where(jobs.c.id == first.scalar_subquery(), jobs.c.state == "queued")
+            .values(
+                state="planning",
+                attempt=jobs.c.attempt + 1,
+                fence=jobs.c.fence + 1,
+                lease_owner=self._owner,
+                lease_expires_at=moment + self._rules.length,
+                heartbeat_at=moment,
+                updated_at=moment,
+                error=None,
             )
-            row = connection.execute(claimed).mappings().first()
-            if row is None:
-                return None
-            times = {**row["state_times"], "planning": spelled(moment)}
-            connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(state_times=times))
-            append_event(connection, row["id"], "job.planning", {"attempt": row["attempt"]})
-            return Lease(job_of(row), self._owner, row["fence"])
+            .returning(jobs)
+        )
+        row = connection.execute(claimed).mappings().first()
+        if row is None:
+            return None
+        times = {**row["state_times"], "planning": spelled(moment)}
+        connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(state_times=times))
+        begin_attempt(connection, row["id"], row["attempt"], self._owner)
+        append_event(connection, row["id"], "job.planning", {"attempt": row["attempt"]})
+        return row
 
     def heartbeat(self, lease: Lease) -> str:
         """Extend the lease; the state that the job is in by now. ``LeaseLost`` when it isn't ours any more."""
@@ -119,12 +140,36 @@ class Leases:
                 raise LeaseLost(lease.job.id)
             append_event(connection, lease.job.id, kind, event)
 
-    def finish(self, lease: Lease, state: str, event: JsonObject, **columns: Any) -> None:
-        """End the job and give the lease back."""
+    def planned(self, lease: Lease, event: JsonObject, plan: JsonObject, tensors: bytes) -> None:
+        """Record the plan: its summary, its output files, and the document that lists its tensors."""
+        with self._database.write() as connection:
+            values = {"updated_at": now(), "plan": plan}
+            if not connection.execute(update(jobs).where(*_ours(lease)).values(**values)).rowcount:
+                raise LeaseLost(lease.job.id)
+            enter_shards(connection, lease.job.id, plan["files"])
+            keep_document(connection, lease.job.id, TENSORS, tensors)
+            append_event(connection, lease.job.id, "job.planned", event)
+
+    def shards_done(self, lease: Lease, digests: Mapping[str, str | None], event: JsonObject | None = None) -> None:
+        """Record output files as finished; with an event, that this has just happened."""
+        with self._database.write() as connection:
+            if not connection.execute(update(jobs).where(*_ours(lease)).values(updated_at=now())).rowcount:
+                raise LeaseLost(lease.job.id)
+            finish_shards(connection, lease.job.id, digests)
+            if event is not None:
+                append_event(connection, lease.job.id, "shard.completed", event)
+
+    def finish(
+        self, lease: Lease, state: str, event: JsonObject, *, report: bytes | None = None, **columns: Any
+    ) -> None:
+        """End the job and give the lease back; ``report`` is the manifest, packed."""
         with self._database.write() as connection:
             values = {**enter(connection, lease.job.id, state), **columns, **_FREE}
             if not connection.execute(update(jobs).where(*_ours(lease)).values(**values)).rowcount:
                 raise LeaseLost(lease.job.id)
+            if report is not None:
+                keep_document(connection, lease.job.id, REPORT, report)
+            end_attempt(connection, lease.job.id, lease.job.attempt, state, columns.get("error"))
             append_event(connection, lease.job.id, f"job.{state}", event)
 
     def give_back(self, lease: Lease, reason: str) -> None:
@@ -169,6 +214,7 @@ class Leases:
         }
         values = {**enter(connection, row["id"], "failed"), **_FREE, "losses": losses, "error": error}
         connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
+        end_attempt(connection, row["id"], row["attempt"], "lost", error)
         append_event(connection, row["id"], "job.failed", error)
 
 
@@ -193,5 +239,6 @@ def _requeue(connection: Connection, row: RowMapping, reason: str, losses: int) 
     state = "cancelled" if row["state"] == "cancelling" else "queued"
     values = {**enter(connection, row["id"], state), **_FREE, "losses": losses}
     connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
+    end_attempt(connection, row["id"], row["attempt"], "given back" if losses == row["losses"] else "lost", None)
     kind = "job.cancelled" if state == "cancelled" else "job.requeued"
     append_event(connection, row["id"], kind, {"reason": reason, "attempt": row["attempt"]})

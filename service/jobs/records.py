@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import secrets
-import time
+import hashlib
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -25,6 +24,15 @@ class NewJob:
     options: JsonObject
     labels: dict[str, str]
     priority: int = 0
+    owner: str = ""
+    batch_id: str | None = None
+    watch_id: str | None = None
+
+    @property
+    def request_digest(self) -> str:
+        """The same for jobs that do the same: from this source to this destination with these options."""
+        parts = [self.source, self.destination, self.options]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,9 @@ class Job:
     error: JsonObject | None
     warnings: list[str]
     result: JsonObject | None
+    owner: str
+    batch_id: str | None
+    watch_id: str | None
 
     @property
     def is_terminal(self) -> bool:
@@ -79,16 +90,6 @@ class JobEvent:
 
 
 _JOB_FIELDS = tuple(Job.__dataclass_fields__)
-
-
-def new_job_id() -> str:
-    """An id that sorts by the time of its making."""
-    return f"job_{time.time_ns() // 1000:014x}{secrets.token_hex(6)}"
-
-
-def is_job_id(text: str) -> bool:
-    """Whether a text has the form of an id; others are not worth asking the database, which may choke on them."""
-    return re.fullmatch(r"job_[0-9a-f]{1,36}", text) is not None
 
 
 def now() -> datetime:

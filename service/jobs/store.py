@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Select, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from service.db.database import Database
-from service.db.tables import LIVE_STATES, TERMINAL_STATES, events, idempotency_keys, jobs
+from service.db.tables import LIVE_STATES, TERMINAL_STATES, events, jobs
+from service.ids import is_id, reserve_ids
+from service.jobs.keys import Replay, RequestKey, remember, replayed
 from service.jobs.records import (
     Job,
     JobEvent,
@@ -19,18 +22,14 @@ from service.jobs.records import (
     append_event,
     enter,
     event_of,
-    is_job_id,
     job_of,
-    new_job_id,
     now,
     spelled,
 )
 
-KEY_LIFETIME = timedelta(hours=24)
-
 
 class JobNotFound(Exception):
-    """There is no job of this id."""
+    """There is no job of this id, or none for this caller."""
 
 
 class WrongState(Exception):
@@ -51,64 +50,87 @@ class BusyDestination(Exception):
         self.destination = destination
 
 
-class KeyReused(Exception):
-    """An idempotency key came again with another request."""
+class TooManyQueued(Exception):
+    """As many jobs of this owner wait as may."""
 
-
-@dataclass(frozen=True, slots=True)
-class RequestKey:
-    """A client's word that two requests with this key are one. ``owner`` is whose key it is."""
-
-    key: str
-    request_digest: str
-    owner: str = ""
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} jobs of this token wait already, and more may not")
+        self.limit = limit
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs to list."""
+    """Which jobs to list. ``owner`` None: everybody's."""
 
+    owner: str | None = None
     states: tuple[str, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
+    batch_id: str | None = None
+    watch_id: str | None = None
+    source_prefix: str | None = None
+    destination_prefix: str | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """How a job is handed in: under which key, with which answer to keep for it, and within which limit."""
+
+    key: RequestKey | None = None
+    answer: Callable[[Job], JsonObject] = lambda job: {"id": job.id}
+    max_queued: int | None = None
+
+
+PLAIN_SUBMISSION = Submission()
+
+
 class JobStore:
-    """Every question and change that isn't the work itself. Thread-safe; each method is one transaction."""
+    """Every question and change that isn't the work itself. Thread-safe; each method is one transaction.
+
+    ``owner`` limits a method to the jobs of one; those of others are not there for it.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, new: NewJob, key: RequestKey | None = None) -> tuple[Job, bool]:
-        """Store a job, or find the one that the same key made before; whether it is new.
+    def create(self, new: NewJob, how: Submission = PLAIN_SUBMISSION) -> Job | Replay:
+        """Store a job, or find what the same key was answered before.
 
-        ``BusyDestination`` while another live job has this destination, ``KeyReused`` for a key's other request.
+        ``BusyDestination`` while another live job has this destination, ``KeyReused`` for a key's other request,
+        ``TooManyQueued`` when the owner has as many waiting as it may.
         """
         try:
-            return self._create(new, key)
+            return self._create(new, how)
         except IntegrityError:
             # Another process was faster with this key or this destination, and now its row can be seen.
-            return self._create(new, key)
+            return self._create(new, how)
 
-    def _create(self, new: NewJob, key: RequestKey | None) -> tuple[Job, bool]:
+    def _create(self, new: NewJob, how: Submission) -> Job | Replay:
         with self._database.write() as connection:
-            earlier = _answered(connection, key) if key else None
+            earlier = replayed(connection, how.key) if how.key else None
             if earlier is not None:
-                return earlier, False
+                return earlier
+            require_room(connection, new.owner, 1, how.max_queued)
             _refuse_busy(connection, new.destination)
-            job = _insert(connection, new)
-            if key is not None:
-                values = {"owner": key.owner, "key": key.key, "request_digest": key.request_digest, "job_id": job.id}
-                expires = now() + KEY_LIFETIME
-                answer = {"id": job.id}
-                connection.execute(insert(idempotency_keys).values(**values, answer=answer, expires_at=expires))
-            return job, True
+            [job_id] = insert_jobs(connection, [new])
+            job = _get(connection, job_id)
+            if how.key is not None:
+                remember(connection, how.key, Replay(job_id, how.answer(job)))
+            return job
 
-    def get(self, job_id: str) -> Job:
+    def get(self, job_id: str, owner: str | None = None) -> Job:
         """The job, or ``JobNotFound``."""
         with self._database.read() as connection:
-            return _get(connection, job_id)
+            return _get(connection, job_id, owner)
+
+    def finished_equal(self, new: NewJob) -> Job | None:
+        """The newest succeeded job that did what this one would, if nothing has replaced its result since."""
+        same = (jobs.c.owner == new.owner, jobs.c.destination == new.destination)
+        query = select(jobs).where(*same, jobs.c.state == "succeeded").order_by(jobs.c.id.desc()).limit(1)
+        with self._database.read() as connection:
+            row = connection.execute(query).mappings().first()
+        return job_of(row) if row is not None and row["request_digest"] == new.request_digest else None
 
     def page(self, wanted: JobFilter, limit: int, before: str | None = None) -> list[Job]:
         """Jobs from the newest on; ``before`` is the id of the last job of the page before."""
@@ -118,43 +140,60 @@ class JobStore:
         with self._database.read() as connection:
             return [job_of(row) for row in connection.execute(query).mappings()]
 
-    def events(self, job_id: str, after: int, limit: int) -> tuple[Job, list[JobEvent]]:
+    def changed(self, wanted: JobFilter, since: datetime, limit: int) -> list[Job]:
+        """Jobs that changed at a time or later, the longest unchanged first."""
+        query = _filtered(select(jobs), wanted).where(jobs.c.updated_at >= since)
+        with self._database.read() as connection:
+            found = connection.execute(query.order_by(jobs.c.updated_at, jobs.c.id).limit(limit)).mappings()
+            return [job_of(row) for row in found]
+
+    def events(self, job_id: str, after: int, limit: int, owner: str | None = None) -> tuple[Job, list[JobEvent]]:
         """The job, and its events with a greater number than ``after``."""
         query = select(events).where(events.c.job_id == job_id, events.c.seq > after).order_by(events.c.seq)
         with self._database.read() as connection:
-            job = _get(connection, job_id)
+            job = _get(connection, job_id, owner)
             return job, [event_of(row) for row in connection.execute(query.limit(limit)).mappings()]
 
-    def cancel(self, job_id: str) -> Job:
-        """Ask for a job's end: at once when it waits, else as soon as who works on it has noticed."""
+    def change(
+        self, job_id: str, *, priority: int | None, labels: dict[str, str] | None, owner: str | None = None
+    ) -> Job:
+        """Give a job another priority or other labels; what is None stays."""
+        values: JsonObject = {"priority": priority, "labels": labels}
+        values = {name: value for name, value in values.items() if value is not None}
         with self._database.write() as connection:
-            # Locked where the database can: else a job that enters its next state meanwhile would not be cancelled.
-            job = _get(connection, job_id, lock=True)
-            if job.is_terminal or job.state == "cancelling":
-                return job
-            state = "cancelled" if job.state == "queued" else "cancelling"
-            found = connection.execute(
-                update(jobs)
-                .where(jobs.c.id == job_id, jobs.c.state == job.state)
-                .values(**enter(connection, job_id, state))
-            )
-            if found.rowcount:
-                append_event(connection, job_id, f"job.{state}", {})
+            _get(connection, job_id, owner)
+            if values:
+                connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values, updated_at=now()))
             return _get(connection, job_id)
 
-    def retry(self, job_id: str) -> Job:
-        """Queue a failed or cancelled job again; what its attempts finished at the destination is kept."""
+    def delete(self, job_id: str, owner: str | None = None) -> None:
+        """Forget a job that has ended; its result stays where it is."""
+        with self._database.write() as connection:
+            job = _get(connection, job_id, owner)
+            gone = delete(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(TERMINAL_STATES))
+            if not connection.execute(gone).rowcount:
+                raise WrongState(job, TERMINAL_STATES)
+
+    def cancel(self, job_id: str, owner: str | None = None) -> Job:
+        """Ask for a job's end: at once when it waits, else as soon as who works on it has noticed."""
+        with self._database.write() as connection:
+            return cancel_job(connection, job_id, owner)
+
+    def retry(self, job_id: str, owner: str | None = None, *, from_scratch: bool = False) -> Job:
+        """Queue a failed or cancelled job again; what its attempts finished is kept unless ``from_scratch``."""
         try:
             with self._database.write() as connection:
-                return _retry(connection, job_id)
+                return retry_job(connection, job_id, owner, from_scratch=from_scratch)
         except IntegrityError:
             with self._database.read() as connection:
                 _refuse_busy(connection, _get(connection, job_id).destination)
             raise
 
-    def counts(self) -> dict[str, int]:
+    def counts(self, owner: str | None = None) -> dict[str, int]:
         """Jobs by state."""
         query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+        if owner is not None:
+            query = query.where(jobs.c.owner == owner)
         with self._database.read() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
 
@@ -167,84 +206,143 @@ class JobStore:
             return moment
 
 
-def _get(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
-    if not is_job_id(job_id):
-        raise JobNotFound(repr(job_id))
-    query = select(jobs).where(jobs.c.id == job_id)
-    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
-    if row is None:
-        raise JobNotFound(job_id)
-    return job_of(row)
+def insert_jobs(connection: Connection, new: Sequence[NewJob]) -> list[str]:
+    """Queue jobs, in the order that they are to run, and return their ids.
 
-
-def _insert(connection: Connection, new: NewJob) -> Job:
+    An ``IntegrityError`` says that a live job has one of the destinations; ``busy_destinations`` tells before.
+    """
     moment = now()
-    job_id = new_job_id()
-    connection.execute(
-        insert(jobs).values(
-            id=job_id,
-            state="queued",
-            source=new.source,
-            destination=new.destination,
-            options=new.options,
-            labels=new.labels,
-            priority=new.priority,
-            created_at=moment,
-            updated_at=moment,
-            state_times={"queued": spelled(moment)},
-            attempt=0,
-            losses=0,
-            fence=0,
-            last_seq=0,
-            warnings=[],
-        )
-    )
-    append_event(connection, job_id, "job.created", {"source": new.source, "destination": new.destination})
+    ids = reserve_ids("job", len(new))
+    rows = [_row(job_id, job, moment) for job_id, job in zip(ids, new, strict=True)]
+    created = [
+        {
+            "job_id": job_id,
+            "seq": 1,
+            "at": moment,
+            "type": "job.created",
+            "data": {"source": job.source, "destination": job.destination},
+        }
+        for job_id, job in zip(ids, new, strict=True)
+    ]
+    connection.execute(insert(jobs), rows)
+    connection.execute(insert(events), created)
+    return ids
+
+
+def busy_destinations(connection: Connection, destinations: Sequence[str]) -> dict[str, str]:
+    """Of these destinations those that a live job has, with its id."""
+    found: dict[str, str] = {}
+    for start in range(0, len(destinations), ROWS_PER_QUERY):
+        some = destinations[start : start + ROWS_PER_QUERY]
+        busy = select(jobs.c.destination, jobs.c.id).where(jobs.c.destination.in_(some), jobs.c.state.in_(LIVE_STATES))
+        found |= {row[0]: row[1] for row in connection.execute(busy)}
+    return found
+
+
+ROWS_PER_QUERY = 500
+"""Values in one IN list: SQLite takes at most some thousands."""
+
+
+def require_room(connection: Connection, owner: str, count: int, max_queued: int | None) -> None:
+    """Refuse with ``TooManyQueued`` when ``count`` more jobs of this owner would be more than may wait."""
+    if max_queued is None:
+        return
+    waiting = select(func.count()).where(jobs.c.owner == owner, jobs.c.state == "queued")
+    if connection.execute(waiting).scalar_one() + count > max_queued:
+        raise TooManyQueued(max_queued)
+
+
+def cancel_job(connection: Connection, job_id: str, owner: str | None = None) -> Job:
+    """End a queued job, and mark one that is at work; see ``JobStore.cancel``."""
+    # Locked where the database can: else a job that enters its next state meanwhile would not be cancelled.
+    job = _get(connection, job_id, owner, lock=True)
+    if job.is_terminal or job.state == "cancelling":
+        return job
+    state = "cancelled" if job.state == "queued" else "cancelling"
+    values = enter(connection, job_id, state)
+    found = connection.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == job.state).values(**values))
+    if found.rowcount:
+        append_event(connection, job_id, f"job.{state}", {})
     return _get(connection, job_id)
 
 
-def _answered(connection: Connection, key: RequestKey) -> Job | None:
-    table = idempotency_keys
-    connection.execute(delete(table).where(table.c.expires_at < now()))
-    where = (table.c.owner == key.owner, table.c.key == key.key)
-    row = connection.execute(select(table).where(*where)).mappings().first()
-    if row is None:
-        return None
-    if row["request_digest"] != key.request_digest:
-        raise KeyReused(key.key)
-    return _get(connection, row["job_id"])
-
-
-def _refuse_busy(connection: Connection, destination: str) -> None:
-    busy = select(jobs.c.id).where(jobs.c.destination == destination, jobs.c.state.in_(LIVE_STATES))
-    job_id = connection.execute(busy.limit(1)).scalar()
-    if job_id is not None:
-        raise BusyDestination(job_id, destination)
-
-
-def _retry(connection: Connection, job_id: str) -> Job:
-    job = _get(connection, job_id)
+def retry_job(connection: Connection, job_id: str, owner: str | None = None, *, from_scratch: bool = False) -> Job:
+    """Queue a failed or cancelled job again; see ``JobStore.retry``."""
+    job = _get(connection, job_id, owner)
     allowed = tuple(state for state in TERMINAL_STATES if state != "succeeded")
     if job.state not in allowed:
         raise WrongState(job, allowed)
     _refuse_busy(connection, job.destination)
     moment = now()
     fresh: JsonObject = {"error": None, "progress": None, "warnings": [], "losses": 0, "updated_at": moment}
+    if from_scratch:
+        fresh["options"] = {**job.options, "resume": False}
     found = connection.execute(
         update(jobs)
         .where(jobs.c.id == job_id, jobs.c.state == job.state)
         .values(state="queued", state_times={"queued": spelled(moment)}, **fresh)
     )
     if found.rowcount:
-        append_event(connection, job_id, "job.requeued", {"reason": "retry"})
+        append_event(connection, job_id, "job.requeued", {"reason": "retry", "from_scratch": from_scratch})
     return _get(connection, job_id)
 
 
+def _get(connection: Connection, job_id: str, owner: str | None = None, *, lock: bool = False) -> Job:
+    if not is_id("job", job_id):
+        raise JobNotFound(repr(job_id))
+    query = select(jobs).where(jobs.c.id == job_id)
+    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+    if row is None or (owner is not None and row["owner"] != owner):
+        raise JobNotFound(job_id)
+    return job_of(row)
+
+
+def _row(job_id: str, new: NewJob, moment: datetime) -> JsonObject:
+    return {
+        "id": job_id,
+        "state": "queued",
+        "source": new.source,
+        "destination": new.destination,
+        "options": new.options,
+        "labels": new.labels,
+        "priority": new.priority,
+        "created_at": moment,
+        "updated_at": moment,
+        "state_times": {"queued": spelled(moment)},
+        "attempt": 0,
+        "losses": 0,
+        "fence": 0,
+        "last_seq": 1,
+        "warnings": [],
+        "owner": new.owner,
+        "batch_id": new.batch_id,
+        "watch_id": new.watch_id,
+        "request_digest": new.request_digest,
+    }
+
+
+def _refuse_busy(connection: Connection, destination: str) -> None:
+    for job_id in busy_destinations(connection, [destination]).values():
+        raise BusyDestination(job_id, destination)
+
+
 def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
+    exactly = {
+        jobs.c.owner: wanted.owner,
+        jobs.c.batch_id: wanted.batch_id,
+        jobs.c.watch_id: wanted.watch_id,
+    }
+    for column, value in exactly.items():
+        if value is not None:
+            query = query.where(column == value)
     if wanted.states:
         query = query.where(jobs.c.state.in_(wanted.states))
     for name, value in wanted.labels.items():
         query = query.where(jobs.c.labels[name].as_string() == value)
+    if wanted.source_prefix is not None:
+        query = query.where(jobs.c.source.startswith(wanted.source_prefix, autoescape=True))
+    if wanted.destination_prefix is not None:
+        query = query.where(jobs.c.destination.startswith(wanted.destination_prefix, autoescape=True))
     if wanted.created_after is not None:
         query = query.where(jobs.c.created_at > wanted.created_after)
     if wanted.created_before is not None:

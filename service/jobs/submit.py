@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
 from typing import Any
 
 from service.jobs.addresses import Places
 from service.jobs.records import NewJob
-from service.jobs.store import RequestKey
 from workers.errors import InvalidOption
 from workers.options import ConvertOptions
 
@@ -42,10 +41,4 @@ def checked(asked: NewJob, places: Places) -> tuple[NewJob, ConvertOptions]:
     """The job with canonical addresses and its options, all of it allowed."""
     options = read_options(asked.options)
     source, destination = places.check(asked.source, asked.destination, options)
-    return NewJob(source, destination, asked.options, asked.labels, asked.priority), options
-
-
-def request_key(key: str, asked: NewJob) -> RequestKey:
-    """The key of a request, with the digest by which another request with the same key is told."""
-    parts = [asked.source, asked.destination, asked.options, asked.labels, asked.priority]
-    return RequestKey(key, hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest())
+    return dataclasses.replace(asked, source=source, destination=destination), options

@@ -36,6 +36,25 @@ def eventually(found: Callable[[], Any], wanted: str, within_s: float = DEADLINE
     return pytest.fail(f"not within {within_s} s: {wanted}")
 
 
+PLAN = {
+    "tensors": 2,
+    "bytes_total": 10,
+    "fingerprint": "f",
+    "files": [{"name": "model.safetensors", "size_bytes": 10, "tensors": 2, "parts": 1}],
+}
+TENSORS = [
+    {
+        "name": name,
+        "dtype": "bfloat16",
+        "shape": [2],
+        "file": "model.safetensors",
+        "offset": offset,
+        "size_bytes": 4,
+        "sources": [name],
+        "operation": "copy",
+    }
+    for name, offset in (("a.weight", 2), ("b.weight", 6))
+]
 PROGRESS = Progress(5, 10, 7, 1, 2, 0, 1, {"merger-0": "model.layers.0"})
 
 
@@ -52,7 +71,7 @@ class FakeConverter:
 
     def __call__(self, source, destination, options, *, observer, cancel, attempt, may_commit):
         self.calls.append({"source": source, "destination": destination, "options": options, "attempt": attempt})
-        observer(Planned({"tensors": 2, "bytes_total": 10, "fingerprint": "f"}))
+        observer(Planned(PLAN, lambda: iter(TENSORS)))
         observer(Started(attempt, ()))
         observer(PROGRESS)
         while not self.gate.wait(0.01):

@@ -81,7 +81,7 @@ def claim_all(url, owner, found):
 
 
 def test_processes_that_claim_at_once_never_get_the_same_job(store, url):
-    wanted = {store.create(new(f"/out/{number}"))[0].id for number in range(60)}
+    wanted = {store.create(new(f"/out/{number}")).id for number in range(60)}
     context = multiprocessing.get_context("spawn")
     found = context.Queue()
     workers = [context.Process(target=claim_all, args=(url, f"w{n}", found)) for n in range(2)]
@@ -100,7 +100,7 @@ def test_processes_that_claim_at_once_never_get_the_same_job(store, url):
 
 
 def test_whoever_lost_a_lease_changes_nothing_any_more(store, database):
-    job, _ = store.create(new())
+    job = store.create(new())
     first = Leases(database, "a", EXPIRED)
     stale = first.claim()
     assert first.take_back_expired() == [job.id]
@@ -119,7 +119,7 @@ def test_whoever_lost_a_lease_changes_nothing_any_more(store, database):
 
 
 def test_a_job_that_loses_its_lease_too_often_fails(store, database):
-    job, _ = store.create(new())
+    job = store.create(new())
     leases = Leases(database, "a", EXPIRED)
     for _ in range(EXPIRED.max_attempts):
         assert leases.claim() is not None
@@ -130,7 +130,7 @@ def test_a_job_that_loses_its_lease_too_often_fails(store, database):
 
 
 def test_a_job_that_is_being_cancelled_stays_so_until_its_end(store, database):
-    job, _ = store.create(new())
+    job = store.create(new())
     leases = Leases(database, "a")
     lease = leases.claim()
     store.cancel(job.id)
@@ -141,7 +141,7 @@ def test_a_job_that_is_being_cancelled_stays_so_until_its_end(store, database):
 
 
 def test_only_the_newest_progress_is_kept(store, database):
-    job, _ = store.create(new())
+    job = store.create(new())
     leases = Leases(database, "a")
     lease = leases.claim()
     for done in range(5):
@@ -152,7 +152,7 @@ def test_only_the_newest_progress_is_kept(store, database):
 
 
 def test_a_busy_destination_is_free_again_after_the_end(store):
-    job, _ = store.create(new())
+    job = store.create(new())
     with pytest.raises(BusyDestination):
         store.create(new())
     store.cancel(job.id)
@@ -160,8 +160,8 @@ def test_a_busy_destination_is_free_again_after_the_end(store):
 
 
 def test_jobs_are_filtered_by_labels_and_time(store):
-    first, _ = store.create(new("/a", labels={"run": "1", "team.x/y": "b"}))
-    second, _ = store.create(new("/b", labels={"run": "2"}))
+    first = store.create(new("/a", labels={"run": "1", "team.x/y": "b"}))
+    second = store.create(new("/b", labels={"run": "2"}))
     assert [job.id for job in store.page(JobFilter(labels={"run": "2"}), 10)] == [second.id]
     assert [job.id for job in store.page(JobFilter(labels={"team.x/y": "b", "run": "1"}), 10)] == [first.id]
     assert [job.id for job in store.page(JobFilter(created_after=first.created_at), 10)] == [second.id]

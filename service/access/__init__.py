@@ -1,0 +1,1 @@
+"""Who may do what: principals, tokens, rates, and the record of what they did. Knows nothing of jobs."""

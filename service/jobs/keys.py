@@ -1,0 +1,70 @@
+"""Idempotency keys: a request that comes twice is answered twice and done once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select
+
+from service.db.tables import idempotency_keys
+from service.jobs.records import JsonObject, now
+
+KEY_LIFETIME = timedelta(hours=24)
+
+
+class KeyReused(Exception):
+    """An idempotency key came again with another request."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """A client's word that two requests with this key are one. ``owner`` is whose key it is."""
+
+    owner: str
+    key: str
+    request_digest: str
+
+    @classmethod
+    def of(cls, owner: str, key: str, request: Any) -> RequestKey:
+        """The key of a request, with the digest by which another request with the same key is told."""
+        text = json.dumps(request, sort_keys=True)
+        return cls(owner, key, hashlib.sha256(text.encode()).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the first request with this key was answered, and the id of what it made."""
+
+    resource_id: str
+    answer: JsonObject
+
+
+def replayed(connection: Connection, key: RequestKey) -> Replay | None:
+    """The first answer to this key, None when it is new; ``KeyReused`` when it belongs to another request."""
+    table = idempotency_keys
+    connection.execute(delete(table).where(table.c.expires_at < now()))
+    where = (table.c.owner == key.owner, table.c.key == key.key)
+    row = connection.execute(select(table).where(*where)).mappings().first()
+    if row is None:
+        return None
+    if row["request_digest"] != key.request_digest:
+        raise KeyReused(key.key)
+    return Replay(row["resource_id"], row["answer"])
+
+
+def remember(connection: Connection, key: RequestKey, made: Replay) -> None:
+    """Keep an answer for the next request with this key; in the transaction that made what it tells of."""
+    connection.execute(
+        insert(idempotency_keys).values(
+            owner=key.owner,
+            key=key.key,
+            request_digest=key.request_digest,
+            resource_id=made.resource_id,
+            answer=made.answer,
+            expires_at=now() + KEY_LIFETIME,
+        )
+    )
