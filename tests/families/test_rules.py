@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.test_expressions import Memory
 from workers.errors import GeometryMismatch, InternalError, InvalidOption, UnmappedTensor
@@ -147,3 +149,24 @@ def test_an_unknown_model_type_has_no_table_of_its_own():
     with pytest.raises(UnmappedTensor, match=r"brand_new \(NewForCausalLM\).*megatron names") as caught:
         find_tables("megatron", {"model_type": "brand_new", "architectures": ["NewForCausalLM"]})
     assert "llama" in caught.value.hint
+
+
+LITERALS = ("a", "7", "a7", "{layer}", "{rest}", "w{layer}", "0")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(LITERALS), min_size=1, max_size=3), min_size=1, max_size=4),
+    st.lists(st.lists(st.sampled_from(("a", "7", "0", "00", "12", "a7", "w3")), min_size=1, max_size=4), max_size=9),
+)
+def test_rules_are_found_for_names_with_numbers_as_if_each_were_tried(patterns, names):
+    usable = ["x." + ".".join(parts) for parts in patterns if max(map(parts.count, parts)) == 1]
+    usable = [text for text in usable if text.count("{layer}") <= 1]
+    rules = [rename(text, f"{number}:{text}") for number, text in enumerate(usable)]
+    given_names = list(dict.fromkeys("x." + ".".join(parts) for parts in names))
+    expected = []
+    for name in given_names:
+        hits = ((number, Pattern(text)) for number, text in enumerate(usable))
+        found = next((f"{n}:{p.text}".format_map(v) for n, p in hits if (v := p.match(name)) is not None), name)
+        expected.append(found)
+    assert names_after(rules, entries(*given_names)) == expected

@@ -20,6 +20,8 @@ NUMBERS = frozenset(("layer", "expert"))
 
 _NUMBER, _ANYTHING = r"\d+", ".+"
 _PLACEHOLDER = re.compile(r"\{(\w+)(?:\+(\w+)|@(\w+))?\}")
+_WHOLE_NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
+"""A part of a name that is a number, such as that of a layer."""
 
 
 class Pattern:
@@ -43,6 +45,11 @@ class Pattern:
         regex = "".join(part for pair in zip(literal, [*groups, ""], strict=True) for part in pair)
         self._match = re.compile(regex).fullmatch
         self._begin, self._end = parts[0], parts[-1]
+        self._is_numbered = any(map(_WHOLE_NUMBER.search, parts[::4]))
+
+    def may_match(self, kind: str) -> bool:
+        """Whether it may fit names that become ``kind`` when each part that is a number becomes 0."""
+        return self._is_numbered or self._match(kind) is not None
 
     def match(self, name: str) -> dict[str, str] | None:
         """What the placeholders stand for in a name; None when it does not fit."""
@@ -168,12 +175,12 @@ def apply_rules(rules: Sequence[Rule | Drop], entries: Iterable[Entry], facts: F
     """Carry tensors over to the other naming. What a rule makes stands where the first of its inputs stood."""
     entries = list(entries)
     names = {name for name, _ in entries}
-    compiled = [_Compiled(rule, facts, names) for rule in rules]
+    compiled = _Candidates([_Compiled(rule, facts, names) for rule in rules])
     applied = Applied([])
     slots: list[list[Entry]] = []
     open_groups: dict[tuple[int, tuple[str, ...]], tuple[_Gathering, list[Entry]]] = {}
     for name, expression in entries:
-        for number, rule in enumerate(compiled):
+        for number, rule in compiled.of(name):
             hit = rule.match(name)
             if hit is None:
                 continue
@@ -219,6 +226,22 @@ class _Compiled:
             if values is not None and (self._beside is None or self._beside.name(values) in self._names):
                 return column, values
         return None
+
+
+class _Candidates:
+    """The rules that may fit a name: names that differ only in numbers fit the same patterns, so few are tried."""
+
+    def __init__(self, rules: Sequence[_Compiled]) -> None:
+        self._rules = tuple(enumerate(rules))
+        self._by_kind: dict[str, list[tuple[int, _Compiled]]] = {}
+
+    def of(self, name: str) -> list[tuple[int, _Compiled]]:
+        """Rules and their numbers, in their order."""
+        kind = _WHOLE_NUMBER.sub("0", name)
+        if kind not in self._by_kind:
+            fitting = [(n, rule) for n, rule in self._rules if any(p.may_match(kind) for p in rule.sources)]
+            self._by_kind[kind] = fitting
+        return self._by_kind[kind]
 
 
 class _Gathering:
