@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "$$python can't make virtual environments: install python3-venv" >&2; exit 1; fi; \
 	echo "Making $(VENV) with $$("$$python" --version): installing what constraints.txt pins takes a few minutes once."; \
 	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(VENV); \
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'; \
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev,postgres]'; \
 	touch $@
 
 demo: env ## convert a shipped checkpoint through the service and show the result

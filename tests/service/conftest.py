@@ -17,6 +17,7 @@ import uvicorn
 
 from service.app import create_app
 from service.client import Client
+from service.db.database import Database
 from service.settings import Settings
 from workers.convert import Result
 from workers.errors import Cancelled
@@ -132,6 +133,25 @@ def running(settings: Settings, converter: Any = None, token: str | None = None)
         finally:
             service.stop()
             listener.close()
+
+
+DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.system("initdb"))]
+
+
+@pytest.fixture(params=DATABASES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database: what takes this fixture runs on both kinds."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    made = Database(url)
+    made.migrate()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -21,19 +21,6 @@ EXPIRED = LeaseRules(timedelta(seconds=-1), max_attempts=2)
 
 
 @pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path}/jobs.db"
-
-
-@pytest.fixture
-def database(url):
-    made = Database(url)
-    made.migrate()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def store(database):
     return JobStore(database)
 
@@ -49,7 +36,9 @@ def test_migrations_make_exactly_the_tables(database):
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
 
-def test_an_sqlite_file_has_one_service_at_a_time(database, url):
+def test_an_sqlite_file_has_one_service_at_a_time(tmp_path):
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    database = Database(url)
     assert database.own()
     second = Database(url)
     with pytest.raises(StorageError, match="another service uses the database"):
