@@ -27,6 +27,7 @@ from workers.engines.threads import ThreadsEngine
 from workers.errors import Cancelled, CorruptFile, DestinationNotEmpty, InputError
 from workers.events import Committed, Observer, Planned, Started, Verifying, Warned, ignore
 from workers.families import map_checkpoint
+from workers.families.custom import read_mapping
 from workers.formats import open_checkpoint
 from workers.manifest import MANIFEST_NAME, FileRecord, WrittenFile, build_manifest, value_warnings
 from workers.options import ConvertOptions
@@ -62,6 +63,10 @@ def plan(source: str, destination: str, options: ConvertOptions | None = None) -
 
 def plan_source(source: str, options: ConvertOptions) -> Plan:
     """Open a source, map its names and lay the result out."""
+    if options.mapping is not None:
+        # From here on the options hold the mapping itself, so that the manifest does and no later change counts.
+        mapping_text = read_mapping(options.mapping, options.source_profile).text
+        options = dataclasses.replace(options, mapping=mapping_text)
     folder = open_folder(FolderAddress(source, options.source_profile))
     try:
         checkpoint = open_checkpoint(folder, options)

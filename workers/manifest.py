@@ -100,6 +100,7 @@ def build_manifest(
         "plan": plan_summary["fingerprint"],
         "source": plan_summary["source"],
         "options": plan_summary["options"],
+        **({"mapping": DIGEST_PREFIX + plan_summary["mapping"]} if plan_summary["mapping"] else {}),
         "tensors": plan_summary["tensors"],
         "bytes_total": plan_summary["bytes_total"],
         "weights": [_weights_entry(record, parts) for record, parts in weights],

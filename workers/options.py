@@ -41,6 +41,8 @@ class ConvertOptions:
     max_shard_size: str = "5GB"
     config_dir: str | None = None
     family: str | None = None
+    mapping: str | None = None
+    """A user's own mapping: a JSON object as text, or the path or URL of a file with one."""
     lora: Literal["separate", "merge"] = "separate"
     lora_alpha: float | None = None
     step: int | None = None
@@ -103,10 +105,14 @@ class ConvertOptions:
                     f"there is no option {name!r}", hint=f"The options are: {', '.join(sorted(known))}."
                 )
             _check_type(name, value, known[name])
+        if isinstance(values.get(MAPPING), dict):
+            values = {**values, MAPPING: json.dumps(values[MAPPING], ensure_ascii=False, separators=(",", ":"))}
         return cls(**values)
 
 
 MINIMUM_MEMORY_BYTES = 64 * 2**20
+MAPPING = "mapping"
+"""The one option that may come as a JSON object; it is kept as text."""
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -126,6 +132,8 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 def _check_type(name: str, value: Any, hint: Any) -> None:
     allowed = _alternatives(hint)
+    if name == MAPPING:
+        allowed = (*allowed, dict)
     if any(_is_of(value, kind) for kind in allowed):
         return
     raise InvalidOption(f"option {name}: {value!r} is not one of: {', '.join(map(_spelled, allowed))}")
@@ -146,9 +154,13 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 def _spelled(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
-    return {"NoneType": "null", "str": "a text", "int": "a whole number", "float": "a number"}.get(
-        kind.__name__, "true or false"
-    )
+    return {
+        "NoneType": "null",
+        "str": "a text",
+        "int": "a whole number",
+        "float": "a number",
+        "dict": "an object",
+    }.get(kind.__name__, "true or false")
 
 
 TEXT_OPTIONS = frozenset(name for name, hint in get_type_hints(ConvertOptions).items() if str in _alternatives(hint))

@@ -84,6 +84,7 @@ class Plan:
             "fingerprint": self.fingerprint,
             "source": source_summary(checkpoint) | {"family": self.mapping.family},
             "options": self.options.to_dict(),
+            "mapping": digest(self.options.mapping.encode()) if self.options.mapping is not None else None,
             "tensors": len(self.targets),
             "bytes_total": self.bytes_total,
             "files": [

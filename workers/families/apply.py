@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from workers.checkpoint import Adapter, Checkpoint
 from workers.dtypes import BY_TORCH_NAME
-from workers.errors import GeometryMismatch, IncompleteCheckpoint, InvalidOption, UnmappedTensor
-from workers.expressions import Cast, Expression, Slice, Source
+from workers.errors import IncompleteCheckpoint, InvalidOption
+from workers.expressions import Cast, Expression
 from workers.families import lora_config, own_adapters
 from workers.families.adapters import PeftParts, adapter_entries, is_peft, take_apart
-from workers.families.checks import check_config, check_counts, check_value_model
+from workers.families.checks import check_config, check_value_model
 from workers.families.config_file import CONFIG, edited_config
+from workers.families.custom import CustomMapping, read_mapping
 from workers.families.dequantize import QUANTIZATION, Dequantized, check_scales, dequantize, is_fp8
 from workers.families.lora_merge import merge
 from workers.families.registry import (
-    ANY_MODEL,
     HUB_LIKE,
+    HUB_NAMING,
     KEEP,
     NAMES_KEPT,
     TIES_UNDECIDED,
     find_tables,
     model_facts,
-    model_types,
 )
-from workers.families.required import check_required
-from workers.families.rules import Entry, Rule, Table, apply_rules
+from workers.families.renaming import Naming, rename_tensors
+from workers.families.rules import Entry
 from workers.families.sources import source_entries
 from workers.families.ties import Doubt, Tying, tie
 from workers.mapping import Dropped, Mapping, Probe, Target
 from workers.options import ConvertOptions
-
-HUB_NAMING = "huggingface"
-"""Naming of a source that is a Hugging Face model already: no table renames it."""
 
 PEFT = "peft"
 """Target format whose result is the adapter alone."""
@@ -43,27 +39,8 @@ PEFT = "peft"
 KEEP_FLOAT32 = ("e_score_correction_bias", "_scale_inv")
 """Ends of names that no cast to fewer bits touches: transformers' ``_keep_in_fp32_modules_strict``, scales of FP8."""
 
-VOCABULARY_NAMES = ("embed_tokens.weight", "lm_head.weight")
-"""Ends of names of tensors with a row for each token."""
-
 CASTABLE = frozenset(("F64", "F32", "BF16", "F16"))
 """Dtypes that a cast may change; FP8 weights mean something only with their scales."""
-
-FUSED_ON_THE_HUB = frozenset(("gpt_oss", "llama4", "llama4_text", "qwen3_vl_moe", "qwen3_5_moe", "qwen3_5_moe_text"))
-"""Model types whose experts stay fused in the hub's files."""
-
-_FUSED = ".experts.gate_up_proj"
-
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """The model's tensors under the hub's names, and what led to them."""
-
-    entries: list[Entry]
-    tables: tuple[Table, ...]
-    family: str
-    dropped: tuple[Dropped, ...]
-    notes: tuple[str, ...]
 
 
 def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe) -> Mapping:
@@ -82,6 +59,8 @@ def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe
     parts = None
     if checkpoint.naming != HUB_NAMING and is_peft(name for name, _ in entries):
         parts = take_apart(entries)
+        if options.mapping is not None and (options.lora != "merge" or options.target_format == PEFT):
+            raise _not_mapped(checkpoint)
     if parts is None:
         if options.target_format == PEFT:
             raise _no_adapter(checkpoint)
@@ -112,6 +91,15 @@ def _no_adapter(checkpoint: Checkpoint) -> InvalidOption:
     )
 
 
+def _not_mapped(checkpoint: Checkpoint) -> InvalidOption:
+    return InvalidOption(
+        f"{checkpoint.address.url} holds an adapter, whose modules a mapping does not rename",
+        expected="a model without an adapter, or lora=merge",
+        found="an adapter that stays apart",
+        hint="Merge the adapter (lora=merge): the mapping then renames the merged weights. Or leave the mapping out.",
+    )
+
+
 def _merged(
     checkpoint: Checkpoint, parts: PeftParts, adapter: Adapter, options: ConvertOptions, probe: Probe
 ) -> Mapping:
@@ -130,15 +118,17 @@ def _in_order(parts: PeftParts) -> list[Entry]:
 
 
 def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOptions, probe: Probe) -> Mapping:
-    keeps_names = checkpoint.config is None and options.family == KEEP
+    custom = read_mapping(options.mapping, options.source_profile) if options.mapping is not None else None
+    family = _family(options, custom)
+    keeps_names = checkpoint.config is None and family == KEEP
     config = {} if keeps_names else _config(checkpoint)
-    model = _rename(checkpoint, entries, config, options)
-    if options.family != KEEP:
+    model = rename_tensors(checkpoint, entries, Naming(config, model_facts(config, options), family, custom))
+    if custom is not None or family != KEEP:
         check_config(model.entries, config)
         check_value_model(model.entries, asked=options.value_model)
     plain = _dequantized(model.entries, config, options)
     tied = _tie(checkpoint, plain.entries, config, options, probe)
-    targets = _targets(tied.entries, options, model.tables, "")
+    targets = _targets(tied.entries, options, model.keep_float32, "")
     if options.dequantize:
         config.pop(QUANTIZATION, None)
     content = edited_config(config, (target.expression for target in targets), tied=tied.flag)
@@ -155,6 +145,19 @@ def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOpt
         side_files=checkpoint.side_files,
         notes=(*model.notes, *plain.notes, *tied.notes),
     )
+
+
+def _family(options: ConvertOptions, custom: CustomMapping | None) -> str | None:
+    """The family that the option or a user's mapping names; both may, if they agree."""
+    extends = custom.extends if custom is not None else None
+    if None not in (options.family, extends) and options.family != extends:
+        raise InvalidOption(
+            f"the option family says {options.family}, but the mapping extends {extends}",
+            expected=str(extends),
+            found=str(options.family),
+            hint="Leave the option out, or extends in the mapping.",
+        )
+    return options.family or extends
 
 
 def _dequantized(entries: list[Entry], config: dict[str, Any], options: ConvertOptions) -> Dequantized:
@@ -178,76 +181,6 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     return dict(checkpoint.config)
 
 
-def _rename(checkpoint: Checkpoint, entries: list[Entry], config: dict[str, Any], options: ConvertOptions) -> _Model:
-    """Apply the tables that fit the config, one after the other."""
-    tables = () if checkpoint.naming == HUB_NAMING else find_tables(checkpoint.naming, config, options.family)
-    facts = model_facts(config, options)
-    names_are_known = checkpoint.naming in HUB_LIKE or options.family == KEEP
-    dropped: list[Dropped] = []
-    used = [table.name for table in tables if ANY_MODEL not in table.model_types]
-    for table in tables:
-        before = [name for name, _ in entries]
-        check_counts(before, table.counts, facts)
-        check_required(set(before), table, facts)
-        applied = apply_rules(table.rules, entries, facts)
-        if applied.unmatched and not names_are_known and ANY_MODEL not in table.model_types:
-            raise _unmapped(applied.unmatched, table)
-        dropped.extend(Dropped(name, reason) for name, reason in applied.dropped)
-        entries = applied.entries
-        if ANY_MODEL in table.model_types and before != [name for name, _ in entries]:
-            used.insert(0, table.name)
-    _check_names(entries)
-    dropped.extend(_padding(entries))
-    return _Model(entries, tables, " + ".join(used) or NAMES_KEPT, tuple(dropped), _fused_note(entries, config))
-
-
-def _unmapped(names: Sequence[str], table: Table) -> UnmappedTensor:
-    """No tensor is left out silently: say which has no rule, and which rules come near."""
-    patterns = [text for rule in table.rules for text in (rule.sources if isinstance(rule, Rule) else (rule.source,))]
-    near = difflib.get_close_matches(names[0], patterns, n=3, cutoff=0.5)
-    more = f", nor for {len(names) - 1} more such as {names[-1]}" if len(names) > 1 else ""
-    return UnmappedTensor(
-        f"the family {table.name} has no rule for the tensor {names[0]}{more}",
-        tensor=names[0],
-        expected=", ".join(near) or f"a name of the family {table.name}",
-        found=names[0],
-        hint="The config belongs to another model, or the model has parts that this family does not know: set the "
-        "option family, or config_dir; the nearest rules are listed as expected.",
-    )
-
-
-def _padding(entries: Iterable[Entry]) -> Iterator[Dropped]:
-    """What was cut off at the end of vocabularies."""
-    for name, expression in entries:
-        if isinstance(expression, Slice) and isinstance(expression.inner, Source) and expression.start == 0:
-            rows = expression.inner.shape[expression.dim]
-            if name.endswith(VOCABULARY_NAMES) and expression.dim == 0 and rows > expression.stop:
-                yield Dropped(f"{name}, rows {expression.stop} to {rows - 1}", "padding beyond vocab_size")
-
-
-def _check_names(entries: Sequence[Entry]) -> None:
-    """No two tensors may come to have one name."""
-    seen: set[str] = set()
-    for name, _ in entries:
-        if name in seen:
-            raise GeometryMismatch(
-                f"two tensors of the checkpoint come to have the name {name}",
-                tensor=name,
-                expected="one tensor of each name",
-                found="two",
-                hint="The checkpoint mixes two namings, or the family does not fit: set the option family, or none.",
-            )
-        seen.add(name)
-
-
-def _fused_note(entries: Iterable[Entry], config: dict[str, Any]) -> tuple[str, ...]:
-    known = FUSED_ON_THE_HUB.intersection(model_types(config))
-    fused = next((name for name, _ in entries if name.endswith(_FUSED)), None)
-    if fused is None or known:
-        return ()
-    return (f"experts stay fused ({fused}): no family knows how the hub names those of this model type",)
-
-
 def _tie(
     checkpoint: Checkpoint, entries: list[Entry], config: dict[str, Any], options: ConvertOptions, probe: Probe
 ) -> Tying:
@@ -261,9 +194,9 @@ def _tie(
 
 
 def _targets(
-    entries: Iterable[Entry], options: ConvertOptions, tables: Sequence[Table], folder: str
+    entries: Iterable[Entry], options: ConvertOptions, keep_float32: tuple[str, ...], folder: str
 ) -> tuple[Target, ...]:
-    kept = (*KEEP_FLOAT32, *(end for table in tables for end in table.keep_float32))
+    kept = (*KEEP_FLOAT32, *keep_float32)
     return tuple(Target(name, _cast(name, expression, options, kept), folder) for name, expression in entries)
 
 

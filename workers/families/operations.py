@@ -110,6 +110,7 @@ class Concatenate:
     def _joined(self, entries: tuple[Expression, ...]) -> Expression:
         if len({(entry.dtype, entry.shape) for entry in entries}) != 1:
             raise _unequal("join", entries)
+        _length(entries[0], self.dim)
         return ConcatenateExpression(entries, self.dim)
 
     @property
@@ -146,6 +147,8 @@ class Stack:
     def _stacked(self, column: tuple[Expression, ...]) -> Expression:
         if len({(entry.dtype, entry.shape) for entry in column}) != 1:
             raise _unequal("stack", column)
+        if self.dim > len(column[0].shape):  # a new dimension may come after the last, but no further
+            _length(column[0], self.dim - 1)
         return StackExpression(column, self.dim)
 
     @property

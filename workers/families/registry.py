@@ -24,7 +24,10 @@ NAMES_KEPT = "names kept"
 KEEP = "none"
 """Value of the option ``family`` that asks for the source's own names."""
 
-HUB_LIKE = frozenset(("transformers", "huggingface"))
+HUB_NAMING = "huggingface"
+"""Naming of a source that is a Hugging Face model already: no table renames it."""
+
+HUB_LIKE = frozenset(("transformers", HUB_NAMING))
 """Namings whose names are the hub's where no table says otherwise; in any other, a name without a rule is unknown."""
 
 TIES_UNDECIDED = frozenset(("meta", "torchtune"))

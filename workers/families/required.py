@@ -11,13 +11,16 @@ from workers.families.rules import Pattern, Rule, Table
 _LAYERS = "num_hidden_layers"
 
 
-def check_required(names: Collection[str], table: Table, facts: Facts) -> None:
-    """Raise ``IncompleteCheckpoint`` for the first tensor that a table requires and that is not there."""
+def check_required(names: Collection[str], table: Table, facts: Facts, made: Collection[str] = frozenset()) -> None:
+    """Raise ``IncompleteCheckpoint`` for the first tensor that a table requires and that is not there.
+
+    ``made`` are names on the hub that come about in another way than by the table.
+    """
     for pattern in (Pattern(text, facts) for text in table.required):
         for values in _values(pattern, facts):
             name = pattern.name(values)
-            if name not in names:
-                raise _missing(name, _hub_name(name, table, facts), facts)
+            if name not in names and not (hub := _hub_names(name, table, facts)) <= set(made):
+                raise _missing(name, ", ".join(sorted(hub)), facts)
 
 
 def _values(pattern: Pattern, facts: Facts) -> Iterator[dict[str, str]]:
@@ -28,13 +31,13 @@ def _values(pattern: Pattern, facts: Facts) -> Iterator[dict[str, str]]:
     yield from ({placeholder: str(number) for placeholder in pattern.placeholders} for number in range(count))
 
 
-def _hub_name(name: str, table: Table, facts: Facts) -> str:
+def _hub_names(name: str, table: Table, facts: Facts) -> set[str]:
     for rule in table.rules:
         if isinstance(rule, Rule):
             values = next(filter(None, (Pattern(text, facts).match(name) for text in rule.sources)), None)
             if values is not None or name in rule.sources:
-                return ", ".join(Pattern(text, facts).name(values or {}) for text in rule.targets)
-    return name
+                return {Pattern(text, facts).name(values or {}) for text in rule.targets}
+    return {name}
 
 
 def _missing(name: str, hub_name: str, facts: Facts) -> IncompleteCheckpoint:

@@ -175,7 +175,7 @@ class Deinterleave:
         return tuple(tuple(self._sorted(entry) for entry in column) for column in group)
 
     def _sorted(self, entry: Expression) -> Expression:
-        length = entry.shape[self.dim]
+        length = entry.shape[self.dim] if self.dim < len(entry.shape) else 0
         return _regrouped(entry, self.dim, length // self.parts if length % self.parts == 0 else self.parts)
 
     @property

@@ -169,6 +169,10 @@ class Applied:
     dropped: list[tuple[str, str]] = field(default_factory=list)
     unmatched: list[str] = field(default_factory=list)
     """Names that no rule fits."""
+    used: set[int] = field(default_factory=set)
+    """Numbers of the rules that fit some name."""
+    made_by: dict[str, int] = field(default_factory=dict)
+    """The number of the rule that made a tensor, by the tensor's new name."""
 
 
 def apply_rules(rules: Sequence[Rule | Drop], entries: Iterable[Entry], facts: Facts) -> Applied:
@@ -184,6 +188,7 @@ def apply_rules(rules: Sequence[Rule | Drop], entries: Iterable[Entry], facts: F
             hit = rule.match(name)
             if hit is None:
                 continue
+            applied.used.add(number)
             if isinstance(rule.rule, Drop):
                 applied.dropped.append((name, rule.rule.reason))
                 break
@@ -197,8 +202,9 @@ def apply_rules(rules: Sequence[Rule | Drop], entries: Iterable[Entry], facts: F
         else:
             slots.append([(name, expression)])
             applied.unmatched.append(name)
-    for gathering, slot in open_groups.values():
+    for (number, _), (gathering, slot) in open_groups.items():
         slot.extend(gathering.results(facts))
+        applied.made_by.update((name, number) for name, _ in slot)
     applied.entries.extend(entry for slot in slots for entry in slot)
     return applied
 
@@ -264,6 +270,7 @@ class _Gathering:
         try:
             for operation in rule.operations:
                 group = operation.apply(group, facts)
+            _check_alike(group)
         except GeometryMismatch as error:
             names = ", ".join(name for name, _ in self._columns[0].values())
             raise GeometryMismatch(
@@ -294,3 +301,14 @@ class _Gathering:
             values = {**self._values, **dict.fromkeys(self._rule.spread, str(index))}
             for pattern, column in zip(self._rule.targets, group, strict=True):
                 yield pattern.name(values), column[index]
+
+
+def _check_alike(group: Group) -> None:
+    """Refuse columns of different lengths, which taking dimensions of different sizes apart can make."""
+    lengths = sorted({len(column) for column in group})
+    if len(lengths) > 1:
+        raise GeometryMismatch(
+            f"the tensors that belong together come apart into {' and '.join(map(str, lengths))} parts",
+            expected="as many parts of each",
+            found=", ".join(map(str, lengths)),
+        )
