@@ -12,6 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from workers import quantization
+from workers.quantization import Scheme
+
 Elements = NDArray[Any]
 
 BLOCK_ELEMENTS = 1 << 16
@@ -19,7 +22,7 @@ BLOCK_ELEMENTS = 1 << 16
 
 
 class Arithmetic(Protocol):
-    """Casts and sums over opaque elements (see ``ElementType.numpy_type``)."""
+    """Casts, sums and quantisation over opaque elements (see ``ElementType.numpy_type``)."""
 
     def cast(self, values: Elements, source: str, out: Elements, target: str) -> None:
         """Write ``values`` (safetensors dtype ``source``) into ``out`` as dtype ``target``; shapes are equal."""
@@ -37,6 +40,12 @@ class Arithmetic(Protocol):
         self, values: tuple[Elements, str], factors: tuple[Elements, str], out: Elements, target: str
     ) -> None:
         """Write the product, made in float32, into ``out``; each operand comes with its dtype."""
+
+    def quantize(self, values: Elements, dtype: str, scheme: Scheme) -> Elements:
+        """Weights of a scheme, as ``workers.quantization.quantize`` makes them."""
+
+    def scales(self, values: Elements, dtype: str, scheme: Scheme) -> Elements:
+        """Scales of a scheme, as ``workers.quantization.scales`` makes them."""
 
 
 class NumpyArithmetic:
@@ -73,6 +82,14 @@ class NumpyArithmetic:
         """See ``Arithmetic.multiply``."""
         product = self.as_float32(*values) * self.as_float32(*factors)
         self.cast(product.view(np.uint32), "F32", out, target)
+
+    def quantize(self, values: Elements, dtype: str, scheme: Scheme) -> Elements:
+        """See ``Arithmetic.quantize``."""
+        return quantization.quantize(values, dtype, scheme)
+
+    def scales(self, values: Elements, dtype: str, scheme: Scheme) -> Elements:
+        """See ``Arithmetic.scales``."""
+        return quantization.scales(values, dtype, scheme)
 
     def as_float32(self, values: Elements, dtype: str) -> NDArray[np.float32]:
         """The values as float32 numbers."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.dtypes import ELEMENT_TYPES, size_bytes
-from workers.expressions import Expression
+from workers.expressions import Expression, inputs_of
 from workers.mapping import Target
 from workers.safetensors_file import build_header
 
@@ -130,6 +130,27 @@ def part_size(memory_bytes: int) -> int:
     return max(SMALLEST_PART_BYTES, min(LARGEST_PART_BYTES, memory_bytes // PARTS_IN_BUDGET))
 
 
+def step_elements(expression: Expression, wanted_bytes: int) -> int:
+    """Elements of an output of about ``wanted_bytes``, at a border that the expression allows."""
+    return aligned_step(expression, max(1, wanted_bytes // bytes_per_element(expression)))
+
+
+def bytes_per_element(expression: Expression) -> int:
+    """Bytes that an element counts with when outputs are cut: its own, or more when it is made of many elements.
+
+    Each element that it is made of counts as one byte, so that a block takes at most four times its size to make
+    from 32-bit elements. A scale stands for a whole group of weights, which must be read for it.
+    """
+    return max(ELEMENT_TYPES[expression.dtype].size_bytes, inputs_per_element(expression))
+
+
+def inputs_per_element(expression: Expression) -> int:
+    """Elements that one element is made of: one, unless an expression says otherwise."""
+    own: int = getattr(expression, "inputs_per_element", 1)
+    inner = next(inputs_of(expression), None)
+    return own if inner is None else own * inputs_per_element(inner)
+
+
 def aligned_step(expression: Expression, wanted: int) -> int:
     """About ``wanted`` elements, at a border that the expression allows and, where one is near, at whole rows."""
     unit = max(1, expression.unit_elements)
@@ -189,11 +210,11 @@ def _parts_of_file(targets: Sequence[Target], members: range, part_bytes: int) -
     room = part_bytes
     for number in members:
         expression = targets[number].expression
-        width, total = _width(targets[number]), prod(expression.shape)
+        width, total = bytes_per_element(expression), prod(expression.shape)
         if part and total * width > room:
             yield part
             part, room = [], part_bytes
-        step = aligned_step(expression, part_bytes // width)
+        step = step_elements(expression, part_bytes)
         begin = 0
         if part and total > step:
             yield part

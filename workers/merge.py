@@ -22,7 +22,7 @@ from workers.checksums import RangeChecksum, crc32
 from workers.dtypes import ELEMENT_TYPES
 from workers.errors import CorruptFile, InternalError
 from workers.geometry import Shape, contiguous_strides, flat_range_boxes, intersect
-from workers.layout import PartTable, aligned_step
+from workers.layout import PartTable, step_elements
 from workers.mapping import Target
 from workers.storage import Folder, FolderAddress, open_folder
 
@@ -328,7 +328,7 @@ def blocks_of(recipe: Recipe, part: int) -> Iterator[Block]:
         expression = recipe.targets[target].expression
         width = ELEMENT_TYPES[expression.dtype].size_bytes
         begin, end = int(parts.begin[segment]), int(parts.end[segment])
-        step = aligned_step(expression, max(1, BLOCK_BYTES // width))
+        step = step_elements(expression, BLOCK_BYTES)
         for start, stop in _steps(begin, end, step):
             for offsets, sizes in flat_range_boxes(expression.shape, start, stop):
                 yield Block(target, offsets, sizes, position)

@@ -17,7 +17,7 @@ from workers.checks import ReplicaPair, doubtful_replicas
 from workers.dtypes import ELEMENT_TYPES, size_bytes
 from workers.errors import GeometryMismatch, InsufficientResources
 from workers.expressions import Expression, Source, inputs_of
-from workers.layout import Layout, lay_out, part_size
+from workers.layout import Layout, inputs_per_element, lay_out, part_size, step_elements
 from workers.manifest import MANIFEST_NAME, SCHEMA, digest, digest_of_list, program_version
 from workers.mapping import Mapping, Target
 from workers.merge import BLOCK_BYTES, Recipe
@@ -107,20 +107,29 @@ class Plan:
         }
 
     def cost(self) -> dict[str, int]:
-        """A preview of what is read and written: bytes, and pieces of source tensors that are touched."""
-        read = pieces = 0
-        for tensor in sorted(self.used_tensors()):
-            read += self.checkpoint.tensors[tensor].size_bytes
-            pieces += len(self.checkpoint.pieces.rows(tensor))
+        """A preview of what is read and written: bytes, and pieces of source tensors that are touched.
+
+        A tensor is read whole, if only for its checksum; what several targets are made of, once for each of them.
+        """
+        needed = self._needed_bytes()
+        tensors = self.checkpoint.tensors
+        read = sum(max(tensors[tensor].size_bytes, size) for tensor, size in needed.items())
+        pieces = sum(len(self.checkpoint.pieces.rows(tensor)) for tensor in needed)
         return {"bytes_read": read, "pieces_read": pieces, "bytes_written": self.bytes_total}
 
     def used_tensors(self) -> set[int]:
         """Numbers of the source tensors that something is made of."""
-        return {
-            need.tensor
-            for target in self.targets
-            for need in target.expression.requires((0,) * len(target.expression.shape), target.expression.shape)
-        }
+        return set(self._needed_bytes())
+
+    def _needed_bytes(self) -> dict[int, int]:
+        """Bytes that the targets need of each source tensor, added up."""
+        needed: dict[int, int] = {}
+        for target in self.targets:
+            shape = target.expression.shape
+            for need in target.expression.requires((0,) * len(shape), shape):
+                size = size_bytes(self.checkpoint.tensors[need.tensor].dtype, need.sizes)
+                needed[need.tensor] = needed.get(need.tensor, 0) + size
+        return needed
 
     def table(self) -> Iterator[dict[str, Any]]:
         """One row for each target tensor: where it goes and what it is made of."""
@@ -249,9 +258,11 @@ def _is_text(name: str) -> bool:
 
 
 def _unit_bytes(target: Target) -> int:
-    """Bytes of the least that a target is made in, counted in the widest elements on its way."""
-    widest = max(_width(target), *(ELEMENT_TYPES[node.dtype].size_bytes for node in _nodes(target.expression)))
-    return min(target.expression.unit_elements, _elements(target)) * widest
+    """Bytes of the largest block of a target, or of what it is made of, counted in the widest elements on its way."""
+    expression = target.expression
+    widths = [ELEMENT_TYPES[node.dtype].size_bytes for node in _nodes(expression)]
+    inputs = inputs_per_element(expression) * max(widths[1:], default=0)
+    return min(step_elements(expression, BLOCK_BYTES), _elements(target)) * max(widths[0], inputs)
 
 
 def _nodes(expression: Expression) -> Iterator[Expression]:
@@ -263,7 +274,3 @@ def _nodes(expression: Expression) -> Iterator[Expression]:
 
 def _elements(target: Target) -> int:
     return int(np.prod(target.expression.shape, dtype=np.int64))
-
-
-def _width(target: Target) -> int:
-    return ELEMENT_TYPES[target.expression.dtype].size_bytes

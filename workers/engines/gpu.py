@@ -1,4 +1,4 @@
-"""Arithmetic on a GPU, with the same bytes as on the CPU: casts are the same integer operations.
+"""Arithmetic on a GPU, with the same bytes as on the CPU: the same operations, each rounded as IEEE 754 says.
 
 Only actors that were given a GPU import this module, and with it torch.
 """
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from workers.arithmetic import NumpyArithmetic
 from workers.errors import InsufficientResources
+from workers.quantization import EPSILON, LARGEST_FLOAT32, Scheme
 
 Elements = NDArray[Any]
 
+_TORCH = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
@@ -67,6 +69,55 @@ class TorchArithmetic:
         """See ``Arithmetic.multiply``: one product of two floats has the same bits everywhere, so the CPU makes it."""
         self._cpu.multiply(values, factors, out, target)
 
+    def quantize(self, values: Elements, dtype: str, scheme: Scheme) -> Elements:
+        """See ``Arithmetic.quantize``."""
+        scaled = self._to_device(values).view(_TORCH[dtype]).float()
+        spread = _spread(_scaling(scaled, dtype, scheme), scaled.shape, scheme)
+        scaled = scaled * spread if scheme.in_float32 else (scaled / spread).to(_TORCH[dtype]).float()
+        scaled = scaled.clamp(scheme.lowest, scheme.highest)
+        if scheme.dtype == "F8_E4M3":
+            return _raw(scaled.to(torch.float8_e4m3fn).view(torch.uint8))
+        numbers = scaled.round().to(torch.int32)
+        if scheme.per_word == 1:
+            return _raw(numbers.to(torch.int8))
+        places = torch.arange(0, 32, 32 // scheme.per_word, device=numbers.device)
+        halves = (numbers - int(scheme.lowest)).reshape(len(numbers), -1, scheme.per_word)
+        words = (halves.long() << places).sum(dim=2)
+        return _raw(torch.where(words >= 2**31, words - 2**32, words).to(torch.int32))
+
+    def scales(self, values: Elements, dtype: str, scheme: Scheme) -> Elements:
+        """See ``Arithmetic.scales``."""
+        found = _scaling(self._to_device(values).view(_TORCH[dtype]).float(), dtype, scheme)
+        return _raw(torch.ones_like(found) / found if scheme.in_float32 else found.to(_TORCH[dtype]))
+
     def _to_device(self, values: Elements) -> torch.Tensor:
         signed = np.ascontiguousarray(values).view(_SIGNED[values.dtype.itemsize])
         return torch.from_numpy(signed).to(self._device)
+
+
+def _scaling(values: torch.Tensor, dtype: str, scheme: Scheme) -> torch.Tensor:
+    """What each group is multiplied with or divided by, in float32 [grid]."""
+    rows, columns = scheme.grid(tuple(values.shape))
+    high, wide = scheme.group[0], scheme.columns(values.shape[1])
+    # Zeros behind the last rows and columns don't change what is largest.
+    filled = torch.nn.functional.pad(values.abs(), (0, columns * wide - values.shape[1], 0, rows * high - len(values)))
+    largest = filled.reshape(rows, high, columns, wide).amax(dim=(1, 3))
+    if scheme.in_float32:
+        factors = (torch.ones_like(largest) / largest * scheme.limit).clamp(max=float(LARGEST_FLOAT32))
+        return torch.where(largest > 0, factors, torch.ones_like(factors))
+    steps = (largest / scheme.limit).to(_TORCH[dtype]).float()
+    return torch.where(steps > 0, steps, torch.full_like(steps, EPSILON[dtype]))
+
+
+def _spread(groups: torch.Tensor, shape: torch.Size, scheme: Scheme) -> torch.Tensor:
+    """A value of each group for each of its elements."""
+    wide = groups.repeat_interleave(scheme.group[0], 0)[: shape[0]]
+    return wide.repeat_interleave(scheme.columns(shape[1]), 1)[:, : shape[1]]
+
+
+def _raw(values: torch.Tensor) -> Elements:
+    """The elements of a tensor, as unsigned numbers of their width."""
+    width = values.element_size()
+    signed = values.contiguous().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[width]).cpu().numpy()
+    raw: Elements = signed.view(np.dtype(f"u{width}"))
+    return raw
