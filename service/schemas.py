@@ -7,19 +7,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
 
-from workers.options import ConvertOptions
+from workers.options import MAPPING, ConvertOptions
 
 State = Literal["queued", "planning", "running", "verifying", "cancelling", "succeeded", "failed", "cancelled"]
 LABEL = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$"
 MOST_LABELS = 32
 
 
-def _options_schema() -> dict[str, Any]:
+def options_schema() -> dict[str, Any]:
+    """Describe the options as they come over the wire."""
     schema = TypeAdapter(ConvertOptions).json_schema()
+    schema["properties"][MAPPING]["anyOf"].append({"type": "object"})  # it may come as it is, and is kept as text
     return {**schema, "title": "ConvertOptions", "additionalProperties": False}
 
 
-Options = Annotated[dict[str, Any], WithJsonSchema(_options_schema())]
+Options = Annotated[dict[str, Any], WithJsonSchema(options_schema())]
 Address = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")]
 LabelName = Annotated[str, Field(pattern=LABEL)]
 LabelValue = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]

@@ -30,7 +30,7 @@ from workers.families import map_checkpoint
 from workers.families.custom import read_mapping
 from workers.formats import open_checkpoint
 from workers.manifest import MANIFEST_NAME, FileRecord, WrittenFile, build_manifest, value_warnings
-from workers.options import ConvertOptions
+from workers.options import MAPPING, ConvertOptions
 from workers.plan import Plan, make_plan, source_fingerprint
 from workers.storage import Folder, FolderAddress, open_folder
 from workers.tokenizer_files import converted
@@ -86,7 +86,7 @@ def compare_sources(a: str, b: str, *, atol: float = 0.0) -> Report:
     if not made_with:
         return compare_plans(plan_a, plan_b, atol=atol)
     report = compare_plans(plan_source(a, ConvertOptions.from_dict(made_with)), plan_b, atol=atol)
-    said = ", ".join(f"{name}={value}" for name, value in made_with.items())
+    said = ", ".join(name if name == MAPPING else f"{name}={value}" for name, value in made_with.items())
     return dataclasses.replace(report, checks=(*report.checks, f"with the options of {MANIFEST_NAME}: {said}"))
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from fastapi import APIRouter, Response
-from pydantic import TypeAdapter
 
 from service import schemas
 from service.api.context import PROBLEMS, Context, Here
@@ -16,7 +15,7 @@ from service.errors import PROBLEMS as PROBLEM_NAMES
 from service.jobs.submit import read_options
 from workers.formats import known_formats
 from workers.inspect import inspect
-from workers.options import ConvertOptions, TargetFormat
+from workers.options import TargetFormat
 
 router = APIRouter(tags=["service"], responses=PROBLEMS)
 
@@ -27,7 +26,7 @@ def formats() -> schemas.Formats:
     return schemas.Formats(
         read=[schemas.FormatAnswer(**asdict(known)) for known in known_formats()],
         write=list(get_args(TargetFormat)),
-        options=TypeAdapter(ConvertOptions).json_schema(),
+        options=schemas.options_schema(),
     )
 
 

@@ -43,6 +43,9 @@ ShardSize = Annotated[str | None, typer.Option(metavar="SIZE", help="Size of an 
 Config = Annotated[
     str | None, typer.Option("--config", metavar="FOLDER", help="Where config.json and the tokenizer are.")
 ]
+Mapping = Annotated[
+    str | None, typer.Option("--mapping", metavar="FILE", help="Rules of your own for names, in JSON or YAML.")
+]
 Lora = Annotated[str | None, typer.Option(metavar="HOW", help="An adapter: separate or merge. [default: separate]")]
 Step = Annotated[int | None, typer.Option(metavar="N", help="Which of several checkpoints in a run folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at the destination.")]
@@ -86,6 +89,7 @@ def convert(
     dtype: Dtype = None,
     max_shard_size: ShardSize = None,
     config_dir: Config = None,
+    mapping: Mapping = None,
     lora: Lora = None,
     step: Step = None,
     overwrite: Overwrite = False,
@@ -113,6 +117,7 @@ def plan(
     dtype: Dtype = None,
     max_shard_size: ShardSize = None,
     config_dir: Config = None,
+    mapping: Mapping = None,
     lora: Lora = None,
     step: Step = None,
     overwrite: Overwrite = False,
@@ -211,6 +216,7 @@ def submit(
     dtype: Dtype = None,
     max_shard_size: ShardSize = None,
     config_dir: Config = None,
+    mapping: Mapping = None,
     lora: Lora = None,
     step: Step = None,
     overwrite: Overwrite = False,

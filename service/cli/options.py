@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from workers.errors import InvalidOption
-from workers.options import ConvertOptions, parse_assignment
+from workers.options import MAPPING, ConvertOptions, parse_assignment
 
 FIELDS = frozenset(field.name for field in dataclasses.fields(ConvertOptions))
 
@@ -30,4 +30,14 @@ def values(parameters: Mapping[str, Any], assignments: Iterable[str] | None) -> 
                 f"option {name} is given twice: {given[name]!r} and {value!r}", hint="Leave one of them out."
             )
         given[name] = value
+    if isinstance(given.get(MAPPING), str):
+        given[MAPPING] = _mapping(given[MAPPING])
     return given
+
+
+def _mapping(option: str) -> str:
+    """What a file of this machine holds; a mapping that is no file, or a URL's, is left to whoever converts."""
+    from workers.families.custom import read_mapping  # noqa: PLC0415 - only with this option
+    from workers.families.custom_file import is_inline  # noqa: PLC0415
+
+    return option if is_inline(option) or "://" in option else read_mapping(option).text

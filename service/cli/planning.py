@@ -7,7 +7,7 @@ from typing import Any
 
 from service.cli.output import count, emit_json, say, say_fields, say_table, shape_text, size
 from workers.convert import plan
-from workers.options import ConvertOptions
+from workers.options import MAPPING, ConvertOptions
 from workers.plan import Plan
 
 NAMES_SHOWN = 4
@@ -62,7 +62,7 @@ def _say_plan(summary: dict[str, Any], source: str, destination: str) -> None:
             ("writes", f"{count(summary['tensors'], 'tensor')}, {size(cost['bytes_written'])}"),
             ("parts", f"{parts}, the largest {largest}"),
             ("memory", f"{size(summary['memory_bytes'])} budget, {size(summary['worker_memory_bytes'])} for a worker"),
-            ("options", ", ".join(f"{k}={v}" for k, v in summary["options"].items()) or "defaults"),
+            ("options", _options(summary)),
             *remarks(summary),
         ]
     )
@@ -70,6 +70,14 @@ def _say_plan(summary: dict[str, Any], source: str, destination: str) -> None:
     rows = [(f["name"], size(f["size_bytes"]), f"{f['tensors']:,}", f"{f['parts']:,}") for f in summary["files"]]
     rows += [(name, "", "", "") for name in summary["small_files"]]
     say_table(("file", "size", "tensors", "parts"), rows, right=frozenset({1, 2, 3}))
+
+
+def _options(summary: dict[str, Any]) -> str:
+    """The options that were given; a mapping, which may be long, by its digest."""
+    shown = dict(summary["options"])
+    if MAPPING in shown:
+        shown[MAPPING] = summary["mapping"]
+    return ", ".join(f"{name}={value}" for name, value in shown.items()) or "defaults"
 
 
 def _say_tensors(made: Plan) -> None:

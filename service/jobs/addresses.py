@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 
 from workers.errors import InvalidOption
+from workers.families.custom_file import is_inline
 from workers.options import ConvertOptions
 from workers.storage.addresses import Location
 
@@ -55,7 +56,8 @@ class Places:
 
     def check_source(self, source: str, options: ConvertOptions) -> str:
         """The canonical source of what only reads."""
-        for place in (options.config_dir, options.base):
+        mapping = options.mapping if options.mapping is not None and not is_inline(options.mapping) else None
+        for place in (options.config_dir, options.base, mapping):
             if place is not None:
                 self.sources.check(place)
         return self.sources.check(source)

@@ -9,6 +9,8 @@ from typing import Any
 from service.jobs.addresses import Places
 from service.jobs.records import NewJob
 from workers.errors import InvalidOption
+from workers.families.custom import read_mapping
+from workers.families.custom_file import is_inline
 from workers.options import ConvertOptions
 
 
@@ -26,7 +28,9 @@ def read_options(values: dict[str, Any]) -> ConvertOptions:
     for name, value in values.items():
         try:
             json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-            ConvertOptions.from_dict({name: value})
+            alone = ConvertOptions.from_dict({name: value})
+            if alone.mapping is not None and is_inline(alone.mapping):
+                read_mapping(alone.mapping)
         except InvalidOption as error:
             raise BadOption(name, error) from None
         except ValueError:
