@@ -185,6 +185,8 @@ batches = Table(
     Column("max_running", Integer),
     Column("total", Integer, nullable=False),
     Column("refused", Integer, nullable=False),
+    # What is told of it once it has ended, when its jobs may be gone.
+    Column("tally", JSON(none_as_null=True)),
     Column("created_at", UtcTime, nullable=False),
     Column("updated_at", UtcTime, nullable=False),
     Column("ended_at", UtcTime),
@@ -233,6 +235,7 @@ watch_items = Table(
     Column("state", String(16), nullable=False),
     Column("job_id", String(40)),
     Column("listing", String(64)),
+    Column("listing_since", UtcTime),
     Column("error", JSON(none_as_null=True)),
     Column("first_seen_at", UtcTime, nullable=False),
     Column("updated_at", UtcTime, nullable=False),
