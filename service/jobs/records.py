@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
 from service.db import tables
+from service.times import now, spelled
+from service.webhooks.job_events import tell
+from service.webhooks.outbox import Happening
+
+__all__ = ["Job", "JobEvent", "Lease", "NewJob", "append_event", "enter", "event_of", "job_of", "now", "spelled"]
 
 JsonObject = dict[str, Any]
 
@@ -92,16 +97,6 @@ class JobEvent:
 _JOB_FIELDS = tuple(Job.__dataclass_fields__)
 
 
-def now() -> datetime:
-    """The time, in UTC."""
-    return datetime.now(UTC)
-
-
-def spelled(moment: datetime) -> str:
-    """A time as it stands in JSON columns and answers."""
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def job_of(row: RowMapping) -> Job:
     """The job in a row of ``jobs``."""
     return Job(**{name: row[name] for name in _JOB_FIELDS})
@@ -113,14 +108,22 @@ def event_of(row: RowMapping) -> JobEvent:
 
 
 def append_event(connection: Connection, job_id: str, kind: str, data: JsonObject) -> None:
-    """Add an event to a job's sequence. Of progress only the newest is kept, so that a long job stays small."""
+    """Add an event to a job's sequence, and to the outbox of webhooks; call it when the job's row is as it is to be.
+
+    Of progress only the newest is kept, so that a long job stays small.
+    """
     jobs, events = tables.jobs, tables.events
     if kind == PROGRESS:
         connection.execute(delete(events).where(events.c.job_id == job_id, events.c.type == PROGRESS))
-    seq = connection.execute(
-        update(jobs).where(jobs.c.id == job_id).values(last_seq=jobs.c.last_seq + 1).returning(jobs.c.last_seq)
-    ).scalar_one()
-    connection.execute(insert(events).values(job_id=job_id, seq=seq, at=now(), type=kind, data=data))
+    seq, owner = connection.execute(
+        update(jobs)
+        .where(jobs.c.id == job_id)
+        .values(last_seq=jobs.c.last_seq + 1)
+        .returning(jobs.c.last_seq, jobs.c.owner)
+    ).one()
+    moment = now()
+    connection.execute(insert(events).values(job_id=job_id, seq=seq, at=moment, type=kind, data=data))
+    tell(connection, Happening(owner, kind, moment, data, job_id), seq)
 
 
 PROGRESS = "job.progress"

@@ -26,6 +26,7 @@ from service.jobs.records import (
     now,
     spelled,
 )
+from service.webhooks.job_events import tell_created
 
 
 class JobNotFound(Exception):
@@ -226,6 +227,7 @@ def insert_jobs(connection: Connection, new: Sequence[NewJob]) -> list[str]:
     ]
     connection.execute(insert(jobs), rows)
     connection.execute(insert(events), created)
+    tell_created(connection, rows)
     return ids
 
 
