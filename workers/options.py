@@ -16,6 +16,7 @@ SIZE_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 FloatType = Literal["float32", "bfloat16", "float16"]
 TargetFormat = Literal["hf", "peft"]
 VerifyLevel = Literal["none", "digests", "reread"]
+Quantization = Literal["fp8-block-128", "fp8-dynamic", "int8-w8a8", "int4-w4a16-g128"]
 
 
 def parse_size(text: str | int) -> int:
@@ -49,6 +50,9 @@ class ConvertOptions:
     role: str | None = None
     base: str | None = None
     dequantize: bool = False
+    quantization: Quantization | None = None
+    ignore: tuple[str, ...] = ()
+    """Modules whose weights aren't quantised: whole names, or regular expressions after ``re:``."""
     epoch: int | None = None
     state_dict_key: str | None = None
     source_naming: str | None = None
@@ -78,6 +82,13 @@ class ConvertOptions:
                 f"memory {self.memory!r} is less than the least that a conversion works with",
                 hint="Give at least 64MiB.",
             )
+        if self.ignore and self.quantization is None:
+            raise InvalidOption(
+                "the option ignore names modules that aren't quantised, but nothing is",
+                expected="the option quantization",
+                found="none",
+                hint=f"Set quantization to one of: {', '.join(get_args(Quantization))}. Or leave ignore out.",
+            )
 
     @property
     def max_shard_bytes(self) -> int:
@@ -89,11 +100,9 @@ class ConvertOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """The options that differ from their defaults, as JSON values."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        }
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        differing = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in differing.items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ConvertOptions:
@@ -107,9 +116,11 @@ class ConvertOptions:
             _check_type(name, value, known[name])
         if isinstance(values.get(MAPPING), dict):
             values = {**values, MAPPING: json.dumps(values[MAPPING], ensure_ascii=False, separators=(",", ":"))}
-        return cls(**values)
+        lists = {name: _listed(value) for name, value in values.items() if name in LIST_OPTIONS}
+        return cls(**{**values, **lists})
 
 
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(ConvertOptions)}
 MINIMUM_MEMORY_BYTES = 64 * 2**20
 MAPPING = "mapping"
 """The one option that may come as a JSON object; it is kept as text."""
@@ -142,18 +153,29 @@ def _check_type(name: str, value: Any, hint: Any) -> None:
 def _is_of(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
+    if get_origin(kind) is tuple:
+        return isinstance(value, str) or (
+            isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+        )
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, int | float if kind is float else kind)
 
 
+def _listed(value: Any) -> tuple[str, ...]:
+    """A list of texts, which may come as the one text that it holds."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
+    return get_args(hint) if get_origin(hint) not in (Literal, tuple) and get_args(hint) else (hint,)
 
 
 def _spelled(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "a list of texts"
     return {
         "NoneType": "null",
         "str": "a text",
@@ -163,4 +185,5 @@ def _spelled(kind: Any) -> str:
     }.get(kind.__name__, "true or false")
 
 
+LIST_OPTIONS = frozenset(name for name, hint in get_type_hints(ConvertOptions).items() if get_origin(hint) is tuple)
 TEXT_OPTIONS = frozenset(name for name, hint in get_type_hints(ConvertOptions).items() if str in _alternatives(hint))

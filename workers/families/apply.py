@@ -17,6 +17,7 @@ from workers.families.config_file import CONFIG, edited_config
 from workers.families.custom import CustomMapping, read_mapping
 from workers.families.dequantize import QUANTIZATION, Dequantized, check_scales, dequantize, is_fp8
 from workers.families.lora_merge import merge
+from workers.families.quantize import Quantized, quantize
 from workers.families.registry import (
     HUB_LIKE,
     HUB_NAMING,
@@ -71,11 +72,7 @@ def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe
     if options.lora == "merge" and options.target_format != PEFT:
         return _merged(checkpoint, parts, adapter, options, probe)
     if parts.is_adapter_only or options.target_format == PEFT:
-        files, notes = _adapter_files(checkpoint, parts, adapter, "")
-        targets = _targets(adapter_entries(parts), options, (), "")
-        if options.target_format != PEFT:
-            notes = ("there are no base weights: the result is an adapter", *notes)
-        return Mapping(NAMES_KEPT, targets, (), files, checkpoint.side_files, notes)
+        return _adapter_alone(checkpoint, parts, adapter, options)
     base = _map_model(checkpoint, _in_order(parts), options, probe)
     files, notes = _adapter_files(checkpoint, parts, adapter, lora_config.ADAPTER_FOLDER)
     apart = _targets(adapter_entries(parts), options, (), lora_config.ADAPTER_FOLDER)
@@ -89,6 +86,21 @@ def _no_adapter(checkpoint: Checkpoint) -> InvalidOption:
         found=f"{len(checkpoint.tensors)} tensors of a model",
         hint="Leave the target format out: the result is then a model.",
     )
+
+
+def _adapter_alone(checkpoint: Checkpoint, parts: PeftParts, adapter: Adapter, options: ConvertOptions) -> Mapping:
+    if options.quantization is not None:
+        raise InvalidOption(
+            f"the result for {checkpoint.address.url} is an adapter alone, which is not quantised",
+            expected="a model",
+            found="an adapter",
+            hint="Merge the adapter into its base (lora=merge), or leave quantization out.",
+        )
+    files, notes = _adapter_files(checkpoint, parts, adapter, "")
+    targets = _targets(adapter_entries(parts), options, (), "")
+    if options.target_format != PEFT:
+        notes = ("there are no base weights: the result is an adapter", *notes)
+    return Mapping(NAMES_KEPT, targets, (), files, checkpoint.side_files, notes)
 
 
 def _not_mapped(checkpoint: Checkpoint) -> InvalidOption:
@@ -131,10 +143,11 @@ def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOpt
     targets = _targets(tied.entries, options, model.keep_float32, "")
     if options.dequantize:
         config.pop(QUANTIZATION, None)
-    content = edited_config(config, (target.expression for target in targets), tied=tied.flag)
+    final = _quantized(targets, config, options)
+    content = edited_config(config | final.config, (target.expression for target in targets), tied=tied.flag)
     return Mapping(
         family=model.family,
-        targets=targets,
+        targets=tuple(final.targets),
         dropped=(
             *(Dropped(name, reason) for name, reason in checkpoint.left_out),
             *model.dropped,
@@ -143,7 +156,7 @@ def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOpt
         ),
         files=(*(() if keeps_names else ((CONFIG, content),)), *checkpoint.made_files),
         side_files=checkpoint.side_files,
-        notes=(*model.notes, *plain.notes, *tied.notes),
+        notes=(*model.notes, *plain.notes, *tied.notes, *final.notes),
     )
 
 
@@ -166,6 +179,21 @@ def _dequantized(entries: list[Entry], config: dict[str, Any], options: ConvertO
     if is_fp8(config):
         check_scales(entries)
     return Dequantized(entries)
+
+
+def _quantized(targets: tuple[Target, ...], config: dict[str, Any], options: ConvertOptions) -> Quantized:
+    if options.quantization is None:
+        return Quantized(list(targets))
+    if not config:
+        raise InvalidOption(
+            "a quantised model says so in its config.json, but the source has none",
+            expected="a config.json",
+            found="none",
+            hint="Name a folder with the model's config.json with the option config_dir.",
+        )
+    made = quantize(targets, config, options)
+    made.config = {QUANTIZATION: made.config}
+    return made
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:
