@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks import formats
 from benchmarks.generate import make_checkpoint
 from benchmarks.measure import Series, copy_and_sync, interleave, run_command
 
@@ -29,12 +31,13 @@ def main() -> None:
     parser.add_argument("--tensors", type=int, default=36_000, help="tensors of the planning measurement")
     parser.add_argument("--ranks", type=int, default=128, help="ranks of the planning measurement")
     parser.add_argument("--verl-python", help="python of an environment with verl, to measure verl's own merger, too")
-    parser.add_argument("--only", default="disk,ray,s3,planning", help="comma-separated: disk, ray, s3, planning")
+    parser.add_argument("--deepspeed-python", help="python of an environment with deepspeed, to measure zero_to_fp32")
+    parser.add_argument("--formats", default=",".join(FORMATS), help="formats of the measurement of formats")
+    parser.add_argument("--only", default=",".join(CHOICES), help=f"comma-separated: {', '.join(CHOICES)}")
     arguments = parser.parse_args()
-    chosen = {"disk": disk, "ray": ray_engine, "s3": s3, "planning": planning}
     lines = [f"Measured {time.strftime('%Y-%m-%d')} on {machine()}.", ""]
     for name in arguments.only.split(","):
-        lines += [*chosen[name](arguments), ""]
+        lines += [*CHOICES[name](arguments), ""]
         print("\n".join(lines[-12:]), flush=True)
     (SCRATCH / "results.md").write_text("\n".join(lines))
 
@@ -196,28 +199,68 @@ def s3(arguments: argparse.Namespace) -> list[str]:
 
 
 def planning(arguments: argparse.Namespace) -> list[str]:
-    """Planning from metadata alone."""
-    from benchmarks.planning import make_metadata
+    """Planning from metadata alone: FSDP's rank files, and DeepSeek-V3 as two frameworks save it."""
+    from benchmarks import planning as sources
 
-    folder = SCRATCH / f"metadata-{arguments.tensors}x{arguments.ranks}"
-    if not folder.exists():
-        make_metadata(folder, arguments.tensors, arguments.ranks)
-    done = subprocess.run(
-        [PYTHON, "-m", "benchmarks.planning", str(folder)], check=True, capture_output=True, text=True
-    )
-    found = json.loads(done.stdout)
-    pieces = found["pieces"]
-    return [
-        f"### Planning {arguments.tensors:,} tensors x {arguments.ranks} ranks ({pieces:,} pieces)",
-        "",
-        "| wall s | CPU us per piece | bytes of memory per piece | inspect s |",
-        "|---|---|---|---|",
-        (
-            f"| {found['seconds']:.1f} | {found['cpu_seconds'] / pieces * 1e6:.1f} | "
-            f"{found['peak_bytes'] / pieces:.0f} | {found['inspect_seconds']:.1f} |"
+    made = {
+        f"verl FSDP, {arguments.tensors:,} tensors x {arguments.ranks} ranks": (
+            f"metadata-{arguments.tensors}x{arguments.ranks}",
+            lambda folder: sources.make_metadata(folder, arguments.tensors, arguments.ranks),
         ),
+        "DeepSeek-V3, torch DCP, 512 ranks": ("metadata-v3-dcp", sources.make_hub_run),
+        "DeepSeek-V3, Megatron torch_dist, 2048 ranks": ("metadata-v3-megatron", sources.make_megatron_run),
+    }
+    rows = [
+        "### Planning by metadata alone",
+        "",
+        (
+            "| run | pieces | target tensors | plan, wall s | CPU us per piece | plan, peak MiB | bytes per piece | "
+            "inspect, wall s | inspect, peak MiB |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    for title, (name, make) in made.items():
+        folder = SCRATCH / name
+        if not folder.exists():
+            partial = SCRATCH / "metadata-partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            make(partial)
+            partial.rename(folder)
+        plan, seen = (_in_own_process(folder, what) for what in ("plan", "inspect"))
+        pieces = plan["pieces"]
+        rows.append(
+            f"| {title} | {pieces:,.0f} | {plan['targets']:,.0f} | {plan['seconds']:.1f} | "
+            f"{plan['cpu_seconds'] / pieces * 1e6:.1f} | {plan['peak_bytes'] / 2**20:,.0f} | "
+            f"{plan['peak_bytes'] / pieces:.0f} | {seen['seconds']:.1f} | {seen['peak_bytes'] / 2**20:,.0f} |"
+        )
+    return rows
 
+
+def _in_own_process(folder: Path, what: str) -> dict[str, float]:
+    command = [PYTHON, "-m", "benchmarks.planning", str(folder), what]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+CHOICES: dict[str, Callable[[argparse.Namespace], list[str]]] = {
+    "disk": disk,
+    "formats": formats.table,
+    "ray": ray_engine,
+    "s3": s3,
+    "planning": planning,
+}
+FORMATS = (
+    "dcp",
+    "accelerate",
+    "dcp-safetensors",
+    "zero-2",
+    "zero-3",
+    "megatron-dist",
+    "megatron-legacy",
+    "torchtune",
+    "meta",
+)
 
 if __name__ == "__main__":
     main()

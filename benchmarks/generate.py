@@ -66,13 +66,14 @@ def make_checkpoint(folder: Path, size_bytes: int, *, world_size: int = 4, hidde
         torch.save(state, folder / f"model_world_size_{world_size}_rank_{rank}.pt")
         dist.destroy_process_group()
     (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": world_size}))
-    (folder / "huggingface" / "config.json").write_text(json.dumps(_config(hidden, layers, shapes)))
+    (folder / "huggingface" / "config.json").write_text(json.dumps(config_of(hidden, layers, shapes)))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TOKENIZER / name, folder / "huggingface" / name)
     return 4 * sum(map(_elements, shapes.values()))
 
 
-def _config(hidden: int, layers: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, object]:
+def config_of(hidden: int, layers: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, object]:
+    """The config of such a model."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from torch.distributed.tensor.placement_types import Shard
 
+from benchmarks.deepseek import CONFIG, hub_tensors, megatron_tensors
+from benchmarks.sparse_dcp import write_sparse
 from tests.rank_files import Saved, write_rank_file
 
 
@@ -25,34 +27,43 @@ def make_metadata(folder: Path, tensors: int, ranks: int) -> None:
     (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": ranks}))
 
 
-def main(folder: str) -> None:
-    """Plan a checkpoint and print seconds, pieces and peak memory as JSON."""
+def make_hub_run(folder: Path) -> None:
+    """Make DeepSeek-V3 as torch DCP saves it: experts over 64 groups of 8 ranks, everything else over all 512."""
+    _made(write_sparse(folder, hub_tensors(expert_groups=64, shards=8)), folder)
+
+
+def make_megatron_run(folder: Path) -> None:
+    """Make DeepSeek-V3 as Megatron-Core saves it: 4 tensor-parallel, 64 expert-parallel, 8 pipeline ranks."""
+    _made(write_sparse(folder, megatron_tensors(tensor_ranks=4, expert_ranks=64, pipeline_ranks=8)), folder)
+    backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch"}
+    (folder / "metadata.json").write_text(json.dumps(backend | {"common_backend_version": 1}))
+
+
+def _made(chunks: int, folder: Path) -> None:
+    print(f"{folder}: {chunks:,} chunks", file=sys.stderr)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+
+
+def main(folder: str, what: str) -> None:
+    """Plan or inspect a checkpoint and print seconds, pieces and peak memory as JSON."""
     from workers.convert import plan_source
     from workers.inspect import inspect
     from workers.options import ConvertOptions
 
     before = _peak_bytes()
     began, cpu = time.perf_counter(), time.process_time()
-    plan = plan_source(folder, ConvertOptions())
-    planned = time.perf_counter() - began
+    plan = plan_source(folder, ConvertOptions()) if what == "plan" else None
+    checkpoint = inspect(folder).checkpoint if plan is None else plan.checkpoint
+    seconds = time.perf_counter() - began
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = time.process_time() - cpu + children.ru_utime + children.ru_stime
-    pieces = len(plan.checkpoint.pieces)
-    peak = _peak_bytes() - before
-    del plan
-    began = time.perf_counter()
-    inspect(folder)
-    print(
-        json.dumps(
-            {
-                "pieces": pieces,
-                "seconds": planned,
-                "cpu_seconds": cpu,
-                "peak_bytes": peak,
-                "inspect_seconds": time.perf_counter() - began,
-            }
-        )
-    )
+    found = {
+        "pieces": len(checkpoint.pieces),
+        "targets": 0 if plan is None else len(plan.targets),
+        "seconds": seconds,
+        "cpu_seconds": time.process_time() - cpu + children.ru_utime + children.ru_stime,
+        "peak_bytes": _peak_bytes() - before,
+    }
+    print(json.dumps(found))
 
 
 def _peak_bytes() -> int:
@@ -62,4 +73,4 @@ def _peak_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
