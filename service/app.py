@@ -10,11 +10,12 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import errors, schemas
-from service.api import events, jobs, pages, system
+from service.api import events, jobs, pages, parts, system
 from service.api.context import Context
 from service.db.database import Database
 from service.jobs.addresses import Places
 from service.jobs.cluster import Conversions, GivenConversions, RayConversions
+from service.jobs.parts import JobParts
 from service.jobs.runner import Runner, Tools
 from service.jobs.store import JobStore
 from service.metrics import Metrics
@@ -52,7 +53,7 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
         lifespan=lifespan,
     )
     app.state.context = context
-    for routes in (jobs, events, system, pages):
+    for routes in (jobs, parts, events, system, pages):
         app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings)
@@ -66,7 +67,7 @@ def _context(settings: Settings, conversions: Conversions) -> Context:
     places = Places.of(settings.allowed_sources, settings.allowed_destinations)
     metrics = Metrics(store)
     runner = Runner(Tools(database, conversions, places, metrics), settings)
-    return Context(settings, database, store, places, conversions, runner, metrics)
+    return Context(settings, database, store, JobParts(database), places, conversions, runner, metrics)
 
 
 def _start(context: Context) -> None:

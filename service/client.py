@@ -1,57 +1,76 @@
-"""A client of the service's REST API, for programs and for our own command line.
+"""Clients of the service's REST API, for programs and for our own command line.
 
     with Client("http://127.0.0.1:8000") as client:
         job = client.submit("/data/global_step_100", "s3://models/step-100")
         job = client.wait(job["id"])
 
-Answers are the JSON objects of the API (``service.schemas`` names their fields). An error of the API is an
-``ApiError``, one without an answer an ``Unreachable``; both are ``UnshardError`` and carry a hint.
+``AsyncClient`` has the same methods to be awaited. Answers are the JSON objects of the API (``service.answers`` has
+their types). An error of the API is an ``ApiError``, one without an answer an ``Unreachable``; both are
+``UnshardError`` and carry a hint.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import httpx
 
-from workers.errors import InternalError, StorageError, UnshardError
+from service import calls
+from service.answers import Event, Job, JobAttempt, Shard, Tensor
+from service.calls import ADDRESS_HINT, TERMINAL_STATES, ApiError, Call, JsonObject, Unreachable
 
-JsonObject = dict[str, Any]
+__all__ = ["TERMINAL_STATES", "ApiError", "AsyncClient", "Client", "JsonObject", "Unreachable"]
 
-TERMINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
 POLL_S = 0.2
+LONG_POLL_S = 20
+PATIENCE_S = 60.0
+"""How long a client that waits for a job outlasts a service that doesn't answer: a restart takes less."""
+
+Options = Mapping[str, Any] | None
 
 
-class ApiError(UnshardError):
-    """The service refused. ``code`` is the problem's type, ``problem`` the whole document."""
-
-    def __init__(self, status: int, problem: JsonObject) -> None:
-        super().__init__(str(problem.get("detail") or f"HTTP status {status}"), hint=str(problem.get("hint") or ""))
-        self.status = status
-        self.problem = problem
-        self.code = str(problem.get("type", "")).rpartition("/")[2] or "error"
-        self.exit_status = InternalError.exit_status if status >= 500 and status != 503 else 1
+def _settings(base_url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    # A service on this machine or in this cluster is not behind the proxy of the environment.
+    return {"base_url": base_url.rstrip("/"), "headers": headers, "timeout": timeout_s, "trust_env": False}
 
 
-class Unreachable(StorageError):
-    """No service answers at the address."""
+def _no_address(base_url: str) -> Unreachable:
+    return Unreachable(f"{base_url!r} is not the address of a service", hint=ADDRESS_HINT)
+
+
+class _Patience:
+    """How long to go on asking a service that doesn't answer."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = deadline
+        self._heard = time.monotonic()
+
+    def heard(self) -> None:
+        self._heard = time.monotonic()
+
+    def require(self, error: Unreachable) -> None:
+        if time.monotonic() - self._heard > PATIENCE_S:
+            raise error
+
+    def left(self, job: Job, timeout_s: float | None) -> None:
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise TimeoutError(f"job {job['id']} is still {job['state']} after {timeout_s:g} s")
 
 
 class Client:
     """A connection to one service; close it, or use it as a context manager."""
 
     def __init__(self, base_url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._base_url = base_url.rstrip("/")
         try:
-            # A service on this machine or in this cluster is not behind the proxy of the environment.
-            self._http = httpx.Client(base_url=self._base_url, headers=headers, timeout=timeout_s, trust_env=False)
+            self._http = httpx.Client(**_settings(base_url, token, timeout_s))
         except (httpx.InvalidURL, ValueError):
-            raise Unreachable(f"{base_url!r} is not the address of a service", hint=ADDRESS_HINT) from None
+            raise _no_address(base_url) from None
 
     def __enter__(self) -> Self:
         return self
@@ -69,83 +88,111 @@ class Client:
         self,
         source: str,
         destination: str,
-        options: Mapping[str, Any] | None = None,
+        options: Options = None,
         *,
         labels: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
-    ) -> JsonObject:
-        """Hand a job in. With a key, doing so again (after a lost answer, say) gives the same job."""
-        body = {
-            "source": source,
-            "destination": destination,
-            "options": dict(options or {}),
-            "labels": dict(labels or {}),
-        }
-        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        return self._object("POST", "/v1/jobs", json=body, headers=headers)
+        **how: Any,
+    ) -> Job:
+        """Hand a job in. With a key, doing so again (after a lost answer, say) gives the same job.
 
-    def preview(self, source: str, destination: str, options: Mapping[str, Any] | None = None) -> JsonObject:
+        ``how``: ``priority``; ``if_done="return"`` for the job that did this already; ``wait="30s"``.
+        """
+        return cast("Job", self.send(calls.submit((source, destination), options, labels, idempotency_key, how)))
+
+    def preview(self, source: str, destination: str, options: Options = None) -> JsonObject:
         """The plan's summary of a job that is not handed in."""
-        body = {"source": source, "destination": destination, "options": dict(options or {})}
-        return dict(self._object("POST", "/v1/jobs", json=body, params={"dry_run": "true"})["plan"])
+        return dict(self.send(calls.preview(source, destination, options))["plan"])
 
-    def job(self, job_id: str) -> JsonObject:
-        """A job as it is now."""
-        return self._object("GET", f"/v1/jobs/{job_id}")
+    def job(self, job_id: str, *, wait: str | None = None) -> Job:
+        """A job as it is now; with ``wait`` ("30s"), as soon as its state changes."""
+        return cast("Job", self.send(calls.of_job(job_id, wait=wait)))
 
-    def jobs(self, *, state: str | None = None, limit: int = 50) -> list[JsonObject]:
-        """The latest jobs, newest first."""
-        params: dict[str, Any] = {"limit": limit} | ({"state": state} if state else {})
-        return list(self._object("GET", "/v1/jobs", params=params)["items"])
+    def jobs(self, *, limit: int = 50, **wanted: Any) -> list[Job]:
+        """The latest jobs, newest first. ``wanted``: state, labels, batch_id, source_prefix and so on."""
+        return list(self.send(calls.jobs(limit, **wanted))["items"])
 
-    def all_jobs(self, *, state: str | None = None) -> Iterator[JsonObject]:
+    def all_jobs(self, **wanted: Any) -> Iterator[Job]:
         """All jobs, newest first, page by page."""
-        params: dict[str, Any] = {"limit": 200} | ({"state": state} if state else {})
-        while True:
-            page = self._object("GET", "/v1/jobs", params=params)
-            yield from page["items"]
-            if page["next_cursor"] is None:
-                return
-            params["cursor"] = page["next_cursor"]
+        return self.pages(calls.jobs(200, **wanted))
 
-    def cancel(self, job_id: str) -> JsonObject:
+    def change(self, job_id: str, **values: Any) -> Job:
+        """Give a job another ``priority`` or other ``labels``."""
+        return cast("Job", self.send(Call("PATCH", f"/v1/jobs/{job_id}", body=values)))
+
+    def cancel(self, job_id: str) -> Job:
         """Ask for a job's end; the job as it is then."""
-        return self._object("POST", f"/v1/jobs/{job_id}:cancel")
+        return cast("Job", self.send(calls.do(f"/v1/jobs/{job_id}", "cancel")))
 
-    def retry(self, job_id: str) -> JsonObject:
+    def retry(self, job_id: str, *, from_scratch: bool = False) -> Job:
         """Queue a failed or cancelled job again."""
-        return self._object("POST", f"/v1/jobs/{job_id}:retry")
+        body = {"from_scratch": from_scratch}
+        return cast("Job", self.send(calls.do(f"/v1/jobs/{job_id}", "retry", body)))
+
+    def delete(self, job_id: str) -> None:
+        """Forget a job that has ended."""
+        self.send(Call("DELETE", f"/v1/jobs/{job_id}"))
 
     def plan(self, job_id: str) -> JsonObject:
         """The summary of a job's plan."""
-        return dict(self._object("GET", f"/v1/jobs/{job_id}/plan")["plan"])
+        return dict(self.send(calls.of_job(job_id, "plan"))["plan"])
 
-    def events(self, job_id: str, *, after: int = 0) -> list[JsonObject]:
+    def report(self, job_id: str) -> JsonObject:
+        """The manifest of a job's result."""
+        return self.send(calls.of_job(job_id, "report"))
+
+    def attempts(self, job_id: str) -> list[JobAttempt]:
+        """The attempts at a job."""
+        return list(self.send(calls.of_job(job_id, "attempts"))["items"])
+
+    def shards(self, job_id: str) -> Iterator[Shard]:
+        """The output files of a job."""
+        return self.pages(calls.of_job(job_id, "shards", limit=200))
+
+    def tensors(self, job_id: str, *, name: str | None = None) -> Iterator[Tensor]:
+        """The tensors of a job's result; ``name`` is a part of their names."""
+        return self.pages(calls.of_job(job_id, "tensors", limit=200, name=name))
+
+    def events(self, job_id: str, *, after: int = 0) -> list[Event]:
         """A page of a job's events after a number."""
-        return list(self._object("GET", f"/v1/jobs/{job_id}/events", params={"after": after})["items"])
+        return list(self.send(calls.of_job(job_id, "events", after=after))["items"])
 
-    def follow(self, job_id: str, *, after: int = 0) -> Iterator[JsonObject]:
+    def follow(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
         """A job's events as they come, to its end."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         with self._http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as response:
             if response.is_error:
                 response.read()
-                raise _error_of(response)
+                raise calls.error_of(response)
             for line in response.iter_lines():
-                if line.startswith("data:"):
-                    yield dict(json.loads(line[5:]))
+                for told in calls.data_lines([line]):
+                    yield cast("Event", told)
 
     def formats(self) -> JsonObject:
         """What can be read and written."""
-        return self._object("GET", "/v1/formats")
+        return self.send(Call("GET", "/v1/formats"))
 
     def workers(self) -> JsonObject:
         """The cluster and what its workers do."""
-        return self._object("GET", "/v1/workers")
+        return self.send(Call("GET", "/v1/workers"))
 
-    def inspect(self, source: str, options: Mapping[str, Any] | None = None) -> JsonObject:
-        """What lies at a source."""
-        return self._object("POST", "/v1/inspect", json={"source": source, "options": dict(options or {})})
+    def inspect(self, source: str, options: Options = None, *, tensor: str | None = None) -> JsonObject:
+        """What lies at a source, and where the pieces of one tensor do."""
+        return self.send(calls.inspect(source, options, tensor))
+
+    def create(
+        self, kind: str, body: Mapping[str, Any], *, idempotency_key: str | None = None, **how: Any
+    ) -> JsonObject:
+        """Make a resource of a kind: ``batches``, ``watches``, ``webhooks`` or ``tokens``."""
+        return self.send(calls.create(kind, body, idempotency_key, **how))
+
+    def get(self, path: str, **params: Any) -> JsonObject:
+        """Read any resource, such as ``/v1/batches/{id}``."""
+        return self.send(Call("GET", path, params))
+
+    def do(self, path: str, verb: str, body: Any = None) -> JsonObject:
+        """Have something done to any resource: ``do(f"/v1/batches/{id}", "cancel")``."""
+        return self.send(calls.do(path, verb, body))
 
     def ready(self) -> bool:
         """Whether the service answers and can do its work."""
@@ -159,40 +206,220 @@ class Client:
         job_id: str,
         *,
         timeout_s: float | None = None,
-        seen: Callable[[JsonObject], None] = lambda _job: None,
-    ) -> JsonObject:
-        """Poll a job until it has ended and show it to ``seen`` each time; ``TimeoutError`` when that takes long."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        seen: Callable[[Job], None] | None = None,
+    ) -> Job:
+        """A job when it has ended, shown to ``seen`` on its way; ``TimeoutError`` when that takes long.
+
+        Outlasts a service that restarts meanwhile.
+        """
+        patience = _Patience(None if timeout_s is None else time.monotonic() + timeout_s)
+        held = None if seen or timeout_s is not None else f"{LONG_POLL_S}s"
         while True:
-            job = self.job(job_id)
-            seen(job)
+            try:
+                job = self.job(job_id, wait=held)
+            except Unreachable as error:
+                patience.require(error)
+                time.sleep(POLL_S)
+                continue
+            patience.heard()
+            if seen is not None:
+                seen(job)
             if job["state"] in TERMINAL_STATES:
                 return job
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"job {job_id} is still {job['state']} after {timeout_s:g} s")
-            time.sleep(POLL_S)
+            patience.left(job, timeout_s)
+            if held is None:
+                time.sleep(POLL_S)
 
-    def _object(self, method: str, path: str, **request: Any) -> JsonObject:
+    def send(self, call: Call) -> JsonObject:
+        """Send any request of the API."""
         try:
-            response = self._http.request(method, path, **request)
+            response = self._http.request(**call.arguments())
         except httpx.TransportError as error:
-            raise Unreachable(
-                f"no service answers at {self._base_url}: {str(error) or type(error).__name__}", hint=ADDRESS_HINT
-            ) from None
-        if response.is_error:
-            raise _error_of(response)
+            raise calls.unreachable(self._base_url, error) from None
+        return calls.answer_of(response, self._base_url)
+
+    def pages(self, call: Call) -> Iterator[Any]:
+        """The items of any list, page by page."""
+        while True:
+            page = self.send(call)
+            yield from page["items"]
+            if page.get("next_cursor") is None:
+                return
+            call = call.at(page["next_cursor"])
+
+
+class AsyncClient:
+    """The same for programs that run on asyncio: every method is awaited, every list iterated with ``async for``."""
+
+    def __init__(self, base_url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
+        self._base_url = base_url.rstrip("/")
         try:
-            return dict(response.json())
-        except ValueError:
-            raise Unreachable(f"{self._base_url} answers, but not as unshard does", hint=ADDRESS_HINT) from None
+            self._http = httpx.AsyncClient(**_settings(base_url, token, timeout_s))
+        except (httpx.InvalidURL, ValueError):
+            raise _no_address(base_url) from None
 
+    async def __aenter__(self) -> Self:
+        return self
 
-ADDRESS_HINT = "Start a service with: unshard serve; or name its address, such as http://127.0.0.1:8000."
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
 
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._http.aclose()
 
-def _error_of(response: httpx.Response) -> ApiError:
-    try:
-        problem = dict(response.json())
-    except ValueError:
-        problem = {}
-    return ApiError(response.status_code, problem)
+    async def submit(
+        self,
+        source: str,
+        destination: str,
+        options: Options = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        **how: Any,
+    ) -> Job:
+        """Hand a job in; see ``Client.submit``."""
+        return cast("Job", await self.send(calls.submit((source, destination), options, labels, idempotency_key, how)))
+
+    async def preview(self, source: str, destination: str, options: Options = None) -> JsonObject:
+        """The plan's summary of a job that is not handed in."""
+        return dict((await self.send(calls.preview(source, destination, options)))["plan"])
+
+    async def job(self, job_id: str, *, wait: str | None = None) -> Job:
+        """A job as it is now; with ``wait`` ("30s"), as soon as its state changes."""
+        return cast("Job", await self.send(calls.of_job(job_id, wait=wait)))
+
+    async def jobs(self, *, limit: int = 50, **wanted: Any) -> list[Job]:
+        """The latest jobs, newest first; see ``Client.jobs``."""
+        return list((await self.send(calls.jobs(limit, **wanted)))["items"])
+
+    def all_jobs(self, **wanted: Any) -> AsyncIterator[Job]:
+        """All jobs, newest first, page by page."""
+        return self.pages(calls.jobs(200, **wanted))
+
+    async def change(self, job_id: str, **values: Any) -> Job:
+        """Give a job another ``priority`` or other ``labels``."""
+        return cast("Job", await self.send(Call("PATCH", f"/v1/jobs/{job_id}", body=values)))
+
+    async def cancel(self, job_id: str) -> Job:
+        """Ask for a job's end; the job as it is then."""
+        return cast("Job", await self.send(calls.do(f"/v1/jobs/{job_id}", "cancel")))
+
+    async def retry(self, job_id: str, *, from_scratch: bool = False) -> Job:
+        """Queue a failed or cancelled job again."""
+        body = {"from_scratch": from_scratch}
+        return cast("Job", await self.send(calls.do(f"/v1/jobs/{job_id}", "retry", body)))
+
+    async def delete(self, job_id: str) -> None:
+        """Forget a job that has ended."""
+        await self.send(Call("DELETE", f"/v1/jobs/{job_id}"))
+
+    async def plan(self, job_id: str) -> JsonObject:
+        """The summary of a job's plan."""
+        return dict((await self.send(calls.of_job(job_id, "plan")))["plan"])
+
+    async def report(self, job_id: str) -> JsonObject:
+        """The manifest of a job's result."""
+        return await self.send(calls.of_job(job_id, "report"))
+
+    async def attempts(self, job_id: str) -> list[JobAttempt]:
+        """The attempts at a job."""
+        return list((await self.send(calls.of_job(job_id, "attempts")))["items"])
+
+    def shards(self, job_id: str) -> AsyncIterator[Shard]:
+        """The output files of a job."""
+        return self.pages(calls.of_job(job_id, "shards", limit=200))
+
+    def tensors(self, job_id: str, *, name: str | None = None) -> AsyncIterator[Tensor]:
+        """The tensors of a job's result; ``name`` is a part of their names."""
+        return self.pages(calls.of_job(job_id, "tensors", limit=200, name=name))
+
+    async def events(self, job_id: str, *, after: int = 0) -> list[Event]:
+        """A page of a job's events after a number."""
+        return list((await self.send(calls.of_job(job_id, "events", after=after)))["items"])
+
+    async def follow(self, job_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+        """A job's events as they come, to its end."""
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+        async with self._http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as response:
+            if response.is_error:
+                await response.aread()
+                raise calls.error_of(response)
+            async for line in response.aiter_lines():
+                for told in calls.data_lines([line]):
+                    yield cast("Event", told)
+
+    async def formats(self) -> JsonObject:
+        """What can be read and written."""
+        return await self.send(Call("GET", "/v1/formats"))
+
+    async def workers(self) -> JsonObject:
+        """The cluster and what its workers do."""
+        return await self.send(Call("GET", "/v1/workers"))
+
+    async def inspect(self, source: str, options: Options = None, *, tensor: str | None = None) -> JsonObject:
+        """What lies at a source, and where the pieces of one tensor do."""
+        return await self.send(calls.inspect(source, options, tensor))
+
+    async def create(
+        self, kind: str, body: Mapping[str, Any], *, idempotency_key: str | None = None, **how: Any
+    ) -> JsonObject:
+        """Make a resource of a kind: ``batches``, ``watches``, ``webhooks`` or ``tokens``."""
+        return await self.send(calls.create(kind, body, idempotency_key, **how))
+
+    async def get(self, path: str, **params: Any) -> JsonObject:
+        """Read any resource, such as ``/v1/batches/{id}``."""
+        return await self.send(Call("GET", path, params))
+
+    async def do(self, path: str, verb: str, body: Any = None) -> JsonObject:
+        """Have something done to any resource: ``do(f"/v1/batches/{id}", "cancel")``."""
+        return await self.send(calls.do(path, verb, body))
+
+    async def ready(self) -> bool:
+        """Whether the service answers and can do its work."""
+        try:
+            return (await self._http.get("/readyz")).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    async def wait(
+        self, job_id: str, *, timeout_s: float | None = None, seen: Callable[[Job], None] | None = None
+    ) -> Job:
+        """A job when it has ended; see ``Client.wait``."""
+        patience = _Patience(None if timeout_s is None else time.monotonic() + timeout_s)
+        held = None if seen or timeout_s is not None else f"{LONG_POLL_S}s"
+        while True:
+            try:
+                job = await self.job(job_id, wait=held)
+            except Unreachable as error:
+                patience.require(error)
+                await asyncio.sleep(POLL_S)
+                continue
+            patience.heard()
+            if seen is not None:
+                seen(job)
+            if job["state"] in TERMINAL_STATES:
+                return job
+            patience.left(job, timeout_s)
+            if held is None:
+                await asyncio.sleep(POLL_S)
+
+    async def send(self, call: Call) -> JsonObject:
+        """Send any request of the API."""
+        try:
+            response = await self._http.request(**call.arguments())
+        except httpx.TransportError as error:
+            raise calls.unreachable(self._base_url, error) from None
+        return calls.answer_of(response, self._base_url)
+
+    async def pages(self, call: Call) -> AsyncIterator[Any]:
+        """The items of any list, page by page."""
+        while True:
+            page = await self.send(call)
+            for item in page["items"]:
+                yield item
+            if page.get("next_cursor") is None:
+                return
+            call = call.at(page["next_cursor"])

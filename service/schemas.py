@@ -71,6 +71,26 @@ class JobQuery(PageQuery):
     created_before: Moment | None = None
 
 
+class SubmitQuery(_Request):
+    """How a job is handed in."""
+
+    dry_run: Annotated[bool, Field(description="Answer with the plan and store nothing.")] = False
+    wait: Annotated[
+        str | None, Field(pattern=r"^[0-9]{1,4}(\.[0-9]{1,3})?s?$", description="Answer when it has ended: 30s.")
+    ] = None
+    if_done: Annotated[
+        Literal["again", "return"],
+        Field(description="return: answer with the job that did this, if source and result are as they were then."),
+    ] = "again"
+
+
+class TensorQuery(PageQuery):
+    """Which tensors to list."""
+
+    name: Annotated[str, Field(max_length=1024, description="A part of the name; case does not matter.")] | None = None
+    file: Annotated[str, Field(max_length=4096, description="The output file that holds it.")] | None = None
+
+
 class JobChange(_Request):
     """What may change of a job; what is left out stays."""
 

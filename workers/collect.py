@@ -22,7 +22,7 @@ from workers.checksums import ChecksumLedger, RangeChecksum
 from workers.errors import Cancelled, StorageError
 from workers.events import Event, FileCompleted, Observer, Progress
 from workers.layout import OutputFile
-from workers.manifest import FileRecord, digest, digest_of_list
+from workers.manifest import FileRecord, digest, version_of_files
 from workers.merge import PartResult, Recipe
 
 PROGRESS_EVERY_S = 0.5
@@ -214,7 +214,7 @@ class Collection:
 
     def __init__(self, recipe: Recipe, files: tuple[OutputFile, ...], observer: Observer) -> None:
         self._recipe = recipe
-        self.source_version = digest_of_list(f"{file.path}\t{file.version}" for file in recipe.checkpoint.files)
+        self.source_version = version_of_files(recipe.checkpoint.files)
         self._files = files
         self._observer = observer
         self._lock = threading.Lock()

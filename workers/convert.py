@@ -29,7 +29,14 @@ from workers.events import Committed, Observer, Planned, Started, Verifying, War
 from workers.families import map_checkpoint
 from workers.families.custom import read_mapping
 from workers.formats import open_checkpoint
-from workers.manifest import MANIFEST_NAME, FileRecord, WrittenFile, build_manifest, value_warnings
+from workers.manifest import (
+    MANIFEST_NAME,
+    FileRecord,
+    WrittenFile,
+    build_manifest,
+    value_warnings,
+    version_of_files,
+)
 from workers.options import MAPPING, ConvertOptions
 from workers.plan import Plan, make_plan, source_fingerprint
 from workers.storage import Folder, FolderAddress, open_folder
@@ -198,6 +205,12 @@ def _open_apart(made: Plan, destination: str) -> Destination:
     return open_destination(address)
 
 
+def is_made(made: Plan, destination: str) -> bool:
+    """Whether the destination holds the model of this very plan, whole. Reads metadata only."""
+    address = FolderAddress(destination, made.options.destination_profile)
+    return _already_made(made, open_destination(address), destination) is not None
+
+
 def _already_made(made: Plan, target: Destination, destination: str) -> dict[str, Any] | None:
     """The manifest of a model at the destination that was made by this very plan, if its files are all there."""
     if made.options.overwrite or not made.options.resume:
@@ -205,6 +218,9 @@ def _already_made(made: Plan, target: Destination, destination: str) -> dict[str
     try:
         manifest: Any = json.loads(target.manifest() or b"null")
         if manifest is None or manifest["plan"] != made.fingerprint:
+            return None
+        # Metadata of files without checksums is the same for other weights of the same shapes.
+        if manifest["source"]["version"] != version_of_files(made.checkpoint.files):
             return None
         wanted = {entry["path"]: entry["size_bytes"] for entry in (*manifest["weights"], *manifest["files"])}
     except (ValueError, TypeError, KeyError):
@@ -304,6 +320,7 @@ class _Conversion:
             before_file=self.destination.keep,
             file_finished=lambda file, etag: self._file_finished(collection, file, etag),
             cancel=self.cancel,
+            attempt=self.attempt,
         )
 
     def _file_finished(self, collection: Collection, file: int, etag: str | None) -> None:

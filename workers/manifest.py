@@ -14,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+from workers.checkpoint import SourceFile
 from workers.checksums import RangeChecksum
 
 MANIFEST_NAME = "unshard.json"
@@ -64,6 +65,11 @@ def digest(data: bytes | memoryview) -> str:
 def digest_of_list(digests: Iterable[str]) -> str:
     """The digest that stands for a list of digests."""
     return digest("\n".join(digests).encode())
+
+
+def version_of_files(files: Iterable[SourceFile]) -> str:
+    """A digest that changes when any of a source's files is written anew, whether its metadata shows it or not."""
+    return digest_of_list(f"{file.path}\t{file.version}" for file in files)
 
 
 def program_version() -> str:

@@ -18,7 +18,7 @@ from workers.dtypes import ELEMENT_TYPES, size_bytes
 from workers.errors import GeometryMismatch, InsufficientResources
 from workers.expressions import Expression, Source, inputs_of
 from workers.layout import Layout, inputs_per_element, lay_out, part_size, step_elements
-from workers.manifest import MANIFEST_NAME, SCHEMA, digest, digest_of_list, program_version
+from workers.manifest import MANIFEST_NAME, SCHEMA, digest, digest_of_list, program_version, version_of_files
 from workers.mapping import Mapping, Target
 from workers.merge import BLOCK_BYTES, Recipe
 from workers.options import ConvertOptions
@@ -189,6 +189,7 @@ def source_summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "evidence": list(checkpoint.evidence),
         "layout": dict(checkpoint.layout),
         "fingerprint": source_fingerprint(checkpoint),
+        "version": version_of_files(checkpoint.files),
         "files": len(checkpoint.files),
         "file_bytes": sum(file.size_bytes for file in checkpoint.files),
         "tensors": len(checkpoint.tensors),

@@ -14,6 +14,7 @@ from service.db.database import Database
 from service.errors import Problem
 from service.jobs.addresses import Places
 from service.jobs.cluster import Conversions
+from service.jobs.parts import JobParts
 from service.jobs.runner import Runner
 from service.jobs.store import JobStore
 from service.metrics import Metrics
@@ -27,6 +28,7 @@ class Context:
     settings: Settings
     database: Database
     store: JobStore
+    parts: JobParts
     places: Places
     conversions: Conversions
     runner: Runner
@@ -71,9 +73,14 @@ def job_answer(job: object) -> schemas.Job:
     """A job as it is answered, with the ways to more of it."""
     told = schemas.Job.model_validate(job)
     here = f"/v1/jobs/{told.id}"
-    links = {"self": here, "events": f"{here}/events", "plan": f"{here}/plan"}
+    links = {"self": here}
+    links |= {part: f"{here}/{part}" for part in ("events", "plan", "tensors", "shards", "attempts")}
     if not told.is_terminal:
         links["cancel"] = f"{here}:cancel"
-    elif told.state != "succeeded":
+    elif told.state == "succeeded":
+        links["report"] = f"{here}/report"
+    else:
         links["retry"] = f"{here}:retry"
+    if told.batch_id is not None:
+        links["batch"] = f"/v1/batches/{told.batch_id}"
     return told.model_copy(update={"links": links})

@@ -2,62 +2,83 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
 from service import schemas
-from service.api.context import PROBLEMS, Here, Reader, Writer, job_answer
+from service.api.context import PROBLEMS, Context, Here, Reader, Writer, job_answer
 from service.api.paging import cut, decoded
-from service.errors import Problem
+from service.api.waiting import IfNoneMatch, Wait, etag, seconds, until
 from service.jobs.keys import Replay, RequestKey
 from service.jobs.records import Job, JsonObject, NewJob
 from service.jobs.store import JobFilter, Submission
 from service.jobs.submit import checked
-from workers.convert import plan
+from workers.convert import is_made, plan, plan_source
+from workers.options import ConvertOptions
 
+DEFAULT_RETRY = schemas.RetryRequest()
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 
 Key = Annotated[
     str | None,
     Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Kept for 24 hours."),
 ]
-DryRun = Annotated[bool, Query(description="Answer with the plan and store nothing.")]
 
 
 @router.post(
     "",
     status_code=201,
     response_model=schemas.Job,
-    responses={200: {"model": schemas.PlanAnswer, "description": "The plan of a dry run"}},
+    responses={
+        200: {"model": schemas.Job | schemas.PlanAnswer, "description": "A dry run's plan, or the job that did this"}
+    },
 )
-def submit(
-    request: schemas.JobRequest, here: Here, caller: Writer, key: Key = None, *, dry_run: DryRun = False
-) -> Any:
+async def submit(
+    request: schemas.JobRequest,
+    here: Here,
+    caller: Writer,
+    how: Annotated[schemas.SubmitQuery, Query()],
+    key: Key = None,
+) -> Response:
     """Hand a conversion in."""
-    new, options = checked(NewJob(**request.model_dump(), owner=caller.id), here.places)
-    if dry_run:
-        summary = plan(new.source, new.destination, options).summary()
-        return _plain(schemas.PlanAnswer(plan=summary))
+    asked = NewJob(**request.model_dump(), owner=caller.id)
+    new, options = await run_in_threadpool(checked, asked, here.places)
+    if how.dry_run:
+        made = await run_in_threadpool(plan, new.source, new.destination, options)
+        return JSONResponse(schemas.PlanAnswer(plan=made.summary()).model_dump(exclude_none=True))
+    if how.if_done == "return" and (done := await run_in_threadpool(_done_before, here, new, options)) is not None:
+        return JSONResponse(_spelled(done), headers={"Location": f"/v1/jobs/{done.id}"})
     once = RequestKey.of(caller.id, key, ["jobs", request.model_dump(mode="json")]) if key is not None else None
-    made = here.store.create(new, Submission(once, _spelled, caller.max_queued))
+    answer, headers = await run_in_threadpool(_store, here, new, Submission(once, _spelled, caller.max_queued))
+    if how.wait:
+        ended = await until(here, answer["id"], lambda job: job.is_terminal, seconds(how.wait))
+        answer = _spelled(ended)
+    return JSONResponse(answer, 201, headers={"Location": f"/v1/jobs/{answer['id']}", **headers})
+
+
+def _store(here: Context, new: NewJob, how: Submission) -> tuple[JsonObject, dict[str, str]]:
+    made = here.store.create(new, how)
     here.runner.wake()
     if isinstance(made, Replay):
-        return _created(made.answer, {"Idempotency-Replayed": "true"})
-    return _created(_spelled(made))
+        return made.answer, {"Idempotency-Replayed": "true"}
+    return _spelled(made), {}
+
+
+def _done_before(here: Context, new: NewJob, options: ConvertOptions) -> Job | None:
+    """The job that did this already: the source is what it was then, and the result is whole where it was put."""
+    done = here.store.finished_equal(new)
+    if done is None or done.plan is None:
+        return None
+    made = plan_source(new.source, options)
+    fits = made.fingerprint == done.plan.get("fingerprint") and is_made(made, new.destination)
+    return done if fits else None
 
 
 def _spelled(job: Job) -> JsonObject:
     return job_answer(job).model_dump(mode="json")
-
-
-def _created(answer: JsonObject, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(answer, 201, headers={"Location": f"/v1/jobs/{answer['id']}", **(headers or {})})
-
-
-def _plain(answer: schemas.PlanAnswer) -> Response:
-    return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
 
 
 @router.get("")
@@ -75,10 +96,31 @@ def job_filter(query: schemas.JobQuery, owner: str | None) -> JobFilter:
     return JobFilter(owner=owner, states=tuple(query.state), labels=labels, **given)
 
 
-@router.get("/{job_id}")
-def job(job_id: str, here: Here, caller: Reader) -> schemas.Job:
-    """Show one job."""
-    return job_answer(here.store.get(job_id, caller.only_owner))
+@router.get("/{job_id}", response_model=schemas.Job, responses={304: {"description": "Not changed since that ETag"}})
+async def job(
+    job_id: str, here: Here, caller: Reader, wait: Wait = None, known: Annotated[str | None, IfNoneMatch] = None
+) -> Response:
+    """Show one job. With ``wait``, answer when its state changes or the time is over."""
+    found = await run_in_threadpool(here.store.get, job_id, caller.only_owner)
+    if wait is not None and not found.is_terminal:
+        found = await until(here, job_id, lambda job: job.state != found.state, seconds(wait))
+    tag = etag(found)
+    if known is not None and tag in (given.strip() for given in known.split(",")):
+        return Response(status_code=304, headers={"ETag": tag})
+    return JSONResponse(_spelled(found), headers={"ETag": tag})
+
+
+@router.patch("/{job_id}")
+def change(job_id: str, request: schemas.JobChange, here: Here, caller: Writer) -> schemas.Job:
+    """Give a job another priority or other labels."""
+    changed = here.store.change(job_id, priority=request.priority, labels=request.labels, owner=caller.only_owner)
+    return job_answer(changed)
+
+
+@router.delete("/{job_id}", status_code=204)
+def delete(job_id: str, here: Here, caller: Writer) -> None:
+    """Forget a job that has ended. Its result stays where it is."""
+    here.store.delete(job_id, caller.only_owner)
 
 
 @router.post("/{job_id}:cancel", status_code=202, responses={200: {"model": schemas.Job}})
@@ -92,18 +134,8 @@ def cancel(job_id: str, here: Here, caller: Writer, response: Response) -> schem
 
 
 @router.post("/{job_id}:retry")
-def retry(job_id: str, here: Here, caller: Writer) -> schemas.Job:
-    """Queue a failed or cancelled job again; finished files at the destination are kept."""
-    told = job_answer(here.store.retry(job_id, caller.only_owner))
+def retry(job_id: str, here: Here, caller: Writer, request: schemas.RetryRequest = DEFAULT_RETRY) -> schemas.Job:
+    """Queue a failed or cancelled job again; files that an earlier attempt finished are kept, unless from scratch."""
+    told = job_answer(here.store.retry(job_id, caller.only_owner, from_scratch=request.from_scratch))
     here.runner.wake()
     return told
-
-
-@router.get("/{job_id}/plan")
-def job_plan(job_id: str, here: Here, caller: Reader) -> schemas.PlanAnswer:
-    """Show what the conversion does."""
-    found = here.store.get(job_id, caller.only_owner)
-    if found.plan is None:
-        detail = f"job {job_id} has no plan yet: it is {found.state}"
-        raise Problem("not-found", detail, hint="Ask again when it is running, or use dry_run.")
-    return schemas.PlanAnswer(job_id=job_id, plan=found.plan)

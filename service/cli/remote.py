@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from service.answers import Job
 from service.cli.output import count, duration, emit_json, say, say_fields, say_table, size
 from service.cli.problems import lines
 from service.cli.progress import Bar
@@ -76,13 +77,13 @@ def absolute(place: str) -> str:
     return place if "://" in place else str(Path(place).absolute())
 
 
-def follow(client: Client, job_id: str, *, visible: bool) -> dict[str, Any]:
+def follow(client: Client, job_id: str, *, visible: bool) -> Job:
     """Watch a job to its end, with a bar where it can be seen; the job as it ended."""
     if not visible:
         return client.wait(job_id)
     bar = Bar()
 
-    def draw(job: dict[str, Any]) -> None:
+    def draw(job: Job) -> None:
         bar.describe(job["state"])
         if progress := job.get("progress"):
             bar.update(progress["bytes_done"], progress["bytes_total"])
@@ -96,8 +97,8 @@ def follow(client: Client, job_id: str, *, visible: bool) -> dict[str, Any]:
 class JobFailed(UnshardError):
     """A job that did not succeed, told and counted as if it had failed in this process."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        told = job.get("error") or {}
+    def __init__(self, job: Job) -> None:
+        told: dict[str, Any] = dict(job.get("error") or {})
         parts = {name: told[name] for name in ("file", "tensor", "expected", "found") if told.get(name)}
         message = told.get("message") or f"job {job['id']} is {job['state']}"
         super().__init__(message, hint=told.get("hint") or "", **parts)
@@ -105,7 +106,7 @@ class JobFailed(UnshardError):
         self.exit_status = EXIT_STATUSES.get(told.get("kind", "input"), NOT_DONE)
 
 
-def _say_submitted(job: dict[str, Any], *, as_json: bool) -> None:
+def _say_submitted(job: Job, *, as_json: bool) -> None:
     if as_json:
         emit_json(job)
         return
@@ -113,19 +114,19 @@ def _say_submitted(job: dict[str, Any], *, as_json: bool) -> None:
     say(f"unshard jobs {job['id']} shows how it goes")
 
 
-def _say_jobs(jobs: list[dict[str, Any]]) -> None:
+def _say_jobs(jobs: list[Job]) -> None:
     rows = [(job["id"], job["state"], _share(job), job["source"], job["destination"]) for job in jobs]
     say_table(("job", "state", "done", "source", "destination"), rows, right=frozenset({2}))
 
 
-def _share(job: dict[str, Any]) -> str:
-    progress = job.get("progress") or {}
+def _share(job: Job) -> str:
+    progress: dict[str, Any] = dict(job.get("progress") or {})
     total = progress.get("bytes_total")
     return f"{progress['bytes_done'] / total:.0%}" if total else ""
 
 
-def _say_job(job: dict[str, Any]) -> None:
-    progress = job.get("progress") or {}
+def _say_job(job: Job) -> None:
+    progress: dict[str, Any] = dict(job.get("progress") or {})
     fields = [("source", job["source"]), ("destination", job["destination"])]
     if progress.get("bytes_total"):
         fields.append(("done", f"{size(progress['bytes_done'])} of {size(progress['bytes_total'])}"))

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from service.answers import Job
 from service.cli.interrupt import StopSignals
 from service.cli.output import count, say, size, styled
 from service.cli.remote import JobFailed, follow
@@ -61,7 +61,7 @@ def _service(data: Path) -> Iterator[ServiceProcess]:
             yield service
 
 
-def _convert(client: Client, model: Path) -> dict[str, Any]:
+def _convert(client: Client, model: Path) -> Job:
     job = client.submit(str(CHECKPOINT), str(model))
     _done("submitted", f"POST /v1/jobs: {job['id']}")
     job = follow(client, job["id"], visible=sys.stderr.isatty())

@@ -43,6 +43,10 @@ class Shard:
     digest: str | None
     finished_at: datetime | None
 
+    @property
+    def state(self) -> str:
+        return "pending" if self.finished_at is None else "done"
+
 
 class JobParts:
     """Reads what belongs to a job; whether the caller may see the job is asked elsewhere."""

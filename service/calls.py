@@ -1,0 +1,150 @@
+"""The requests that both clients send: what of the API they use, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from workers.errors import InternalError, StorageError, UnshardError
+
+JsonObject = dict[str, Any]
+
+TERMINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
+ADDRESS_HINT = "Start a service with: unshard serve; or name its address, such as http://127.0.0.1:8000."
+
+
+class ApiError(UnshardError):
+    """The service refused. ``code`` is the problem's type, ``problem`` the whole document."""
+
+    def __init__(self, status: int, problem: JsonObject) -> None:
+        super().__init__(str(problem.get("detail") or f"HTTP status {status}"), hint=str(problem.get("hint") or ""))
+        self.status = status
+        self.problem = problem
+        self.code = str(problem.get("type", "")).rpartition("/")[2] or "error"
+        self.exit_status = InternalError.exit_status if status >= 500 and status != 503 else 1
+
+
+class Unreachable(StorageError):
+    """No service answers at the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request; ``pages`` of a list ask for it again with the next cursor."""
+
+    method: str
+    path: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        """As httpx takes them."""
+        body = {} if self.body is None else {"json": self.body}
+        params = {name: value for name, value in self.params.items() if value is not None}
+        return {
+            "method": self.method,
+            "url": self.path,
+            "params": params,
+            "headers": dict(self.headers),
+            **body,
+        }
+
+    def at(self, cursor: str) -> Call:
+        """The same list from a cursor on."""
+        return Call(self.method, self.path, {**self.params, "cursor": cursor}, self.body, self.headers)
+
+
+def submit(
+    ends: tuple[str, str],
+    options: Mapping[str, Any] | None,
+    labels: Mapping[str, str] | None,
+    key: str | None,
+    params: Mapping[str, Any],
+) -> Call:
+    """Hand a job in, from the first of ``ends`` to the second."""
+    priority = params.get("priority", 0)
+    body = {
+        "source": ends[0],
+        "destination": ends[1],
+        "options": dict(options or {}),
+        "labels": dict(labels or {}),
+        "priority": priority,
+    }
+    query = {name: value for name, value in params.items() if name != "priority"}
+    return Call("POST", "/v1/jobs", query, body, _keyed(key))
+
+
+def preview(source: str, destination: str, options: Mapping[str, Any] | None) -> Call:
+    """Ask for a job's plan without handing it in."""
+    body = {"source": source, "destination": destination, "options": dict(options or {})}
+    return Call("POST", "/v1/jobs", {"dry_run": "true"}, body)
+
+
+def jobs(limit: int, **wanted: Any) -> Call:
+    """List jobs; labels as a mapping."""
+    labels = [f"{name}:{value}" for name, value in (wanted.pop("labels", None) or {}).items()]
+    return Call("GET", "/v1/jobs", {"limit": limit, **wanted, **({"label": labels} if labels else {})})
+
+
+def of_job(job_id: str, part: str = "", **params: Any) -> Call:
+    """Read a job or a part of it."""
+    return Call("GET", f"/v1/jobs/{job_id}{part and '/' + part}", params)
+
+
+def do(path: str, verb: str, body: Any = None) -> Call:
+    """Have something done to a resource: ``cancel``, ``retry`` and the like."""
+    return Call("POST", f"{path}:{verb}", body=body)
+
+
+def create(kind: str, body: Mapping[str, Any], key: str | None = None, **params: Any) -> Call:
+    """Make a batch, a watch, a webhook or a token."""
+    return Call("POST", f"/v1/{kind}", params, dict(body), _keyed(key))
+
+
+def inspect(source: str, options: Mapping[str, Any] | None, tensor: str | None) -> Call:
+    """Look at a source."""
+    body = {"source": source, "options": dict(options or {}), **({"tensor": tensor} if tensor else {})}
+    return Call("POST", "/v1/inspect", body=body)
+
+
+def data_lines(lines: Iterable[str]) -> Iterable[JsonObject]:
+    """The objects of a stream of server-sent events."""
+    for line in lines:
+        if line.startswith("data:"):
+            yield dict(json.loads(line[5:]))
+
+
+def answer_of(response: httpx.Response, base_url: str) -> JsonObject:
+    """The JSON object of an answer; an ``ApiError`` or ``Unreachable`` when it is none."""
+    if response.is_error:
+        raise error_of(response)
+    if response.status_code == httpx.codes.NO_CONTENT:
+        return {}
+    try:
+        return dict(response.json())
+    except ValueError:
+        raise Unreachable(f"{base_url} answers, but not as unshard does", hint=ADDRESS_HINT) from None
+
+
+def error_of(response: httpx.Response) -> ApiError:
+    """What the service said against a request; its body has been read."""
+    try:
+        problem = dict(response.json())
+    except ValueError:
+        problem = {}
+    return ApiError(response.status_code, problem)
+
+
+def unreachable(base_url: str, error: httpx.TransportError) -> Unreachable:
+    """That nobody answered."""
+    detail = str(error) or type(error).__name__
+    return Unreachable(f"no service answers at {base_url}: {detail}", hint=ADDRESS_HINT)
+
+
+def _keyed(key: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": key} if key else {}
