@@ -93,8 +93,12 @@ class Value:
         self._expect(str)
         if self.content not in allowed:
             listed = ", ".join(allowed)
+            near = difflib.get_close_matches(self.content[:80], allowed, n=1, cutoff=0.5)
             raise self.fault(
-                f"{self.content[:40]!r} is not one of: {listed}", expected=listed, found=self.content[:80]
+                f"{self.content[:40]!r} is not one of: {listed}",
+                expected=listed,
+                found=self.content[:80],
+                hint=f"Perhaps {near[0]} is meant." if near else "",
             )
         return str(self.content)
 
