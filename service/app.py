@@ -10,8 +10,10 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import errors, schemas
-from service.api import events, jobs, pages, parts, system
+from service.api import batches, events, jobs, pages, parts, system
 from service.api.context import Context
+from service.batches.keeper import Keeper
+from service.batches.store import BatchStore
 from service.db.database import Database
 from service.jobs.addresses import Places
 from service.jobs.cluster import Conversions, GivenConversions, RayConversions
@@ -53,7 +55,7 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
         lifespan=lifespan,
     )
     app.state.context = context
-    for routes in (jobs, parts, events, system, pages):
+    for routes in (jobs, parts, events, batches, system, pages):
         app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings)
@@ -67,7 +69,18 @@ def _context(settings: Settings, conversions: Conversions) -> Context:
     places = Places.of(settings.allowed_sources, settings.allowed_destinations)
     metrics = Metrics(store)
     runner = Runner(Tools(database, conversions, places, metrics), settings)
-    return Context(settings, database, store, JobParts(database), places, conversions, runner, metrics)
+    return Context(
+        settings=settings,
+        database=database,
+        store=store,
+        parts=JobParts(database),
+        places=places,
+        conversions=conversions,
+        runner=runner,
+        metrics=metrics,
+        batches=BatchStore(database),
+        keeper=Keeper(database, settings.poll_s),
+    )
 
 
 def _start(context: Context) -> None:
@@ -75,9 +88,11 @@ def _start(context: Context) -> None:
     context.database.migrate()
     context.conversions.start()
     context.runner.start(sole=sole)
+    context.keeper.start()
 
 
 def _stop(context: Context) -> None:
+    context.keeper.stop()
     context.runner.stop()
     context.conversions.close()
     context.database.close()

@@ -64,6 +64,8 @@ class Settings(BaseSettings):
     poll_s: Annotated[float, Field(gt=0)] = 0.5
     job_timeout_s: Annotated[float, Field(gt=0)] | None = None
     max_body_bytes: Annotated[int, Field(ge=1024)] = 2**20
+    max_batch_bytes: Annotated[int, Field(ge=1024)] = 2**24
+    """Of the body that makes a batch: 10,000 items with paths of several hundred characters."""
     max_json_depth: Annotated[int, Field(ge=4)] = 32
 
     @property

@@ -10,6 +10,8 @@ from fastapi.security import SecurityScopes
 
 from service import schemas
 from service.access.principals import LOCAL, Principal
+from service.batches.keeper import Keeper
+from service.batches.store import BatchStore
 from service.db.database import Database
 from service.errors import Problem
 from service.jobs.addresses import Places
@@ -33,6 +35,8 @@ class Context:
     conversions: Conversions
     runner: Runner
     metrics: Metrics
+    batches: BatchStore
+    keeper: Keeper
 
 
 def _context(request: Request) -> Context:

@@ -21,7 +21,7 @@ _slots = threading.BoundedSemaphore(MOST_AT_ONCE)
 class PlanningTooSlow(InsufficientResources):
     """A checkpoint's metadata could not be read in the time that is given to it."""
 
-    code = "planning-timeout"
+    code = "timeout"
 
 
 def check_whole(source: str, options: ConvertOptions, limit_s: float) -> None:

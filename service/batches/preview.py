@@ -31,7 +31,7 @@ def already_done(drafts: Sequence[Draft], time_s: float = TIME_S) -> list[bool |
     with ThreadPoolExecutor(CONCURRENT_LOOKS, "preview") as pool:
         candidates = list(pool.map(lambda job: _may_be_done(job, deadline), jobs))
     with ThreadPoolExecutor(MOST_AT_ONCE, "preview") as pool:
-        return list(pool.map(lambda pair: _is_done(*pair, deadline), zip(jobs, candidates, strict=True)))
+        return list(pool.map(lambda job, candidate: _is_done(job, candidate, deadline), jobs, candidates))
 
 
 def _may_be_done(job: NewJob | None, deadline: float) -> bool | None:
