@@ -28,7 +28,7 @@ REGULAR = "re:"
 """What begins a regular expression in ``ignore``; it must match from the module's first letter on."""
 
 LONGEST_PATTERN = 1000
-"""Characters of a pattern at most."""
+"""Characters of a pattern that messages show."""
 
 HEAD = "lm_head"
 
@@ -186,17 +186,19 @@ def _matches(pattern: str, modules: Iterable[str]) -> set[str]:
 
 
 def _names_nothing(pattern: str, modules: Sequence[str]) -> InvalidOption:
-    known = sorted({module for module in modules if module})
+    kinds: dict[str, str] = {}  # one module of each kind, since a model has the same ones in every layer
+    for module in filter(None, modules):
+        kinds.setdefault(re.sub(r"\d+", "0", module), module)
+    pattern = pattern[:LONGEST_PATTERN]
     plain = re.sub(r"\\|\.\*|\$$|^re:", "", pattern)
-    near = difflib.get_close_matches(plain, known, n=3, cutoff=0) if len(pattern) <= LONGEST_PATTERN else known[:3]
-    inside = [module for module in known if module.startswith(f"{pattern}.")]
+    near = difflib.get_close_matches(plain, kinds.values(), n=3, cutoff=0.3)
     hint = "Names are matched whole; a regular expression begins with re: and matches from the beginning on."
-    if inside:
+    if any(module.startswith(f"{pattern}.") for module in modules):
         hint = f"{pattern} holds other modules; to name them all: {REGULAR}{re.escape(pattern)}\\."
     return InvalidOption(
-        f"ignore: {pattern[:LONGEST_PATTERN]!r} names no module of the model",
+        f"ignore: {pattern!r} names no module of the model",
         expected=", ".join(near) or "the name of a module",
-        found=pattern[:LONGEST_PATTERN],
+        found=pattern,
         hint=hint,
     )
 
@@ -276,6 +278,11 @@ def _notes(scheme: Scheme, done: Sequence[Target], kept: Sequence[str]) -> list[
         f"{len(done)} weights are quantised to {scheme.name}; as they are stay {', '.join(kept[:_NAMES_SHOWN])}{more}"
     ]
     if not scheme.in_float32:
+        if any(_container(_module(target.name)) for target in done):
+            notes.append(
+                "the experts are quantised one by one, as inference engines read them; transformers 5 keeps experts in "
+                "one tensor and doesn't load them from compressed-tensors"
+            )
         return notes
     ragged = [target.name for target in done if any(length % 128 for length in target.expression.shape)]
     if ragged:
