@@ -39,6 +39,14 @@ To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="Format o
 Dtype = Annotated[
     str | None, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16. [default: as the source]")
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(metavar="SCHEME", help="fp8-block-128, fp8-dynamic, int8-w8a8 or int4-w4a16-g128. [default: none]"),
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", metavar="MODULE", help="What not to quantise: a name or re:REGEX; may be repeated."),
+]
 ShardSize = Annotated[str | None, typer.Option(metavar="SIZE", help="Size of an output file. [default: 5GB]")]
 Config = Annotated[
     str | None, typer.Option("--config", metavar="FOLDER", help="Where config.json and the tokenizer are.")
@@ -87,6 +95,8 @@ def convert(
     source_format: From = None,
     target_format: To = None,
     dtype: Dtype = None,
+    quantization: Quantization = None,
+    ignore: Ignore = None,
     max_shard_size: ShardSize = None,
     config_dir: Config = None,
     mapping: Mapping = None,
@@ -115,6 +125,8 @@ def plan(
     source_format: From = None,
     target_format: To = None,
     dtype: Dtype = None,
+    quantization: Quantization = None,
+    ignore: Ignore = None,
     max_shard_size: ShardSize = None,
     config_dir: Config = None,
     mapping: Mapping = None,
@@ -214,6 +226,8 @@ def submit(
     source_format: From = None,
     target_format: To = None,
     dtype: Dtype = None,
+    quantization: Quantization = None,
+    ignore: Ignore = None,
     max_shard_size: ShardSize = None,
     config_dir: Config = None,
     mapping: Mapping = None,

@@ -22,7 +22,7 @@ def gather(parameters: Mapping[str, Any], assignments: Iterable[str] | None) -> 
 
 def values(parameters: Mapping[str, Any], assignments: Iterable[str] | None) -> dict[str, Any]:
     """The options that were given, by name."""
-    given = {name: value for name, value in parameters.items() if name in FIELDS and value not in (None, False)}
+    given = {name: value for name, value in parameters.items() if name in FIELDS and value not in (None, False, [])}
     for text in assignments or ():
         name, value = parse_assignment(text)
         if given.get(name, value) != value:

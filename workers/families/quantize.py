@@ -280,8 +280,8 @@ def _notes(scheme: Scheme, done: Sequence[Target], kept: Sequence[str]) -> list[
     if not scheme.in_float32:
         if any(_container(_module(target.name)) for target in done):
             notes.append(
-                "the experts are quantised one by one, as inference engines read them; transformers 5 keeps experts in "
-                "one tensor and doesn't load them from compressed-tensors"
+                "the experts are quantised one by one, as inference engines read them; transformers 5, which keeps "
+                "them in one tensor, doesn't load them from compressed-tensors"
             )
         return notes
     ragged = [target.name for target in done if any(length % 128 for length in target.expression.shape)]
