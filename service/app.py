@@ -18,6 +18,7 @@ from service.db.database import Database
 from service.jobs.addresses import Places
 from service.jobs.cluster import Conversions, GivenConversions, RayConversions
 from service.jobs.parts import JobParts
+from service.jobs.planning import Planner, PlanningLimits
 from service.jobs.runner import Runner, Tools
 from service.jobs.store import JobStore
 from service.metrics import Metrics
@@ -34,7 +35,7 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
 
     ``run_conversion`` stands in for ``workers.convert.convert`` on the Ray cluster, with the same arguments.
     """
-    context = _context(settings, GivenConversions(run_conversion) if run_conversion else RayConversions(settings))
+    context = _context(settings, run_conversion)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -63,7 +64,13 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
     return app
 
 
-def _context(settings: Settings, conversions: Conversions) -> Context:
+def _context(settings: Settings, run_conversion: RunConversion | None) -> Context:
+    planner = Planner(
+        PlanningLimits(settings.planning_timeout_s, settings.inspect_timeout_s, settings.planning_memory_bytes)
+    )
+    conversions: Conversions = (
+        GivenConversions(run_conversion) if run_conversion else RayConversions(settings, planner)
+    )
     database = Database(settings.effective_database_url)
     store = JobStore(database)
     places = Places.of(settings.allowed_sources, settings.allowed_destinations)
@@ -75,6 +82,7 @@ def _context(settings: Settings, conversions: Conversions) -> Context:
         store=store,
         parts=JobParts(database),
         places=places,
+        planner=planner,
         conversions=conversions,
         runner=runner,
         metrics=metrics,
@@ -95,6 +103,7 @@ def _stop(context: Context) -> None:
     context.keeper.stop()
     context.runner.stop()
     context.conversions.close()
+    context.planner.close()
     context.database.close()
 
 

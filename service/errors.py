@@ -20,8 +20,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from service.jobs.addresses import NotAllowed
-from service.jobs.failures import NOT_ALLOWED_HINT
+from service.jobs.failures import NOT_ALLOWED_HINT, TOO_LONG_HINT
 from service.jobs.keys import KeyReused
+from service.jobs.planning import Overloaded, TookTooLong
 from service.jobs.store import BusyDestination, JobNotFound, TooManyQueued, WrongState
 from service.jobs.submit import BadOption
 from workers.errors import UnshardError
@@ -49,12 +50,13 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "invalid-option": (422, "An option has an impossible value"),
     "invalid-state": (409, "The job is not in a state for this"),
     "method-not-allowed": (405, "This method is not for this path"),
-    "no-step": (422, "A name holds no number"),
     "not-found": (404, "There is nothing of this name"),
+    "no-step": (422, "A name holds no number"),
     "nothing-found": (422, "Nothing fits the pattern"),
     "payload-too-large": (413, "The request is too large"),
     "source-not-allowed": (403, "The source is not in a place that may be used"),
     "storage": (424, "Reading or writing files failed"),
+    "timeout": (504, "Reading the source took too long"),
     "too-many-found": (422, "Too much fits the pattern"),
     "too-many-queued": (429, "Too many jobs wait already"),
     "unauthenticated": (401, "A token is needed"),
@@ -161,6 +163,16 @@ def _(_error: KeyReused) -> Problem:
 
 
 @problem_of.register
+def _(error: TookTooLong) -> Problem:
+    return Problem("timeout", str(error), hint=TOO_LONG_HINT.replace("PLANNING", "INSPECT"))
+
+
+@problem_of.register
+def _(_error: Overloaded) -> Problem:
+    return Problem("unavailable", "as many sources are being read as may be", hint="Try again in a moment.")
+
+
+@problem_of.register
 def _(_error: SQLAlchemyError) -> Problem:
     return Problem("unavailable", "the job store does not answer", hint="Try again in a moment.")
 
@@ -205,6 +217,8 @@ _EXPECTED: tuple[type[Exception], ...] = (
     BusyDestination,
     KeyReused,
     TooManyQueued,
+    TookTooLong,
+    Overloaded,
     Exception,
 )
 

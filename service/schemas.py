@@ -302,12 +302,42 @@ class Formats(BaseModel):
     options: dict[str, Any]
 
 
+class Node(BaseModel):
+    """A machine of the cluster; resources as Ray counts them, memory in bytes."""
+
+    id: str
+    address: str
+    total: dict[str, float]
+    available: dict[str, float]
+    object_store_bytes: int
+    object_store_used_bytes: int
+
+
+class Doing(BaseModel):
+    """A piece of work at this moment."""
+
+    job_id: str
+    attempt: str
+    file: Annotated[str, Field(description="The output file.")]
+
+
+class Worker(BaseModel):
+    """An actor of the cluster."""
+
+    name: str
+    kind: Annotated[str, Field(description="merger or collector; others may come.")]
+    node: Annotated[str, Field(description="The id of its node.")]
+    pid: int
+    doing: list[Doing]
+
+
 class Workers(BaseModel):
-    """The cluster and its workers."""
+    """The cluster, its nodes, and its workers with what each does."""
 
     state: str
     detail: str
-    items: list[dict[str, Any]]
+    nodes: list[Node]
+    items: list[Worker]
 
 
 class Part(BaseModel):

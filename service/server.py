@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from collections.abc import Callable
 
 import uvicorn
 
@@ -23,25 +22,15 @@ GRACE_S = 3
 class _Server(uvicorn.Server):
     """Says where it listens as soon as it does."""
 
-    def __init__(self, config: uvicorn.Config, greeting: str, ray_is_up: Callable[[], bool]) -> None:
+    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
         super().__init__(config)
         self._greeting = greeting
-        self._ray_is_up = ray_is_up
-        self._signals_are_ours = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             sys.stdout.write(self._greeting)
             sys.stdout.flush()
-
-    async def on_tick(self, counter: int) -> bool:
-        if not self._signals_are_ours and self._ray_is_up():
-            # Ray puts a handler below Python's that prints a stack at each stop; setting Python's again removes it.
-            for number in STOP_SIGNALS:
-                signal.signal(number, signal.getsignal(number))
-            self._signals_are_ours = True
-        return await super().on_tick(counter)
 
 
 def serve(settings: Settings) -> None:
@@ -61,13 +50,12 @@ def serve(settings: Settings) -> None:
         database.close()
     app = create_app(settings)
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S)
-    conversions = app.state.context.conversions
     greeting = _greeting(settings, listener, database.shown)
     for number in STOP_SIGNALS:
         # After an orderly end uvicorn raises the signal again; there is nothing left for it to do then.
         signal.signal(number, lambda *_: None)
     try:
-        _Server(config, greeting, lambda: conversions.state()[0] == "ok").run([listener])
+        _Server(config, greeting).run([listener])
     finally:
         listener.close()
 

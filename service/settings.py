@@ -29,6 +29,7 @@ def _split(value: Any) -> Any:
 
 
 Several = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Networks = Annotated[tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
@@ -63,6 +64,18 @@ class Settings(BaseSettings):
     lease_s: Annotated[float, Field(gt=0)] = 30.0
     poll_s: Annotated[float, Field(gt=0)] = 0.5
     job_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    planning_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """For a job's source to be read as far as its metadata goes."""
+    inspect_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """The same for what a request waits for: inspections and dry runs."""
+    planning_memory_bytes: Annotated[int, Field(ge=2**28)] | None = None
+    """Of each process that reads metadata. None: what the machine has."""
+    cluster_wait_s: Annotated[float, Field(gt=0)] = 1800.0
+    """How long a job waits for a cluster that does not work before it fails."""
+    keep_jobs_days: Annotated[float, Field(gt=0)] = 90.0
+    """Finished jobs."""
+    keep_events_days: Annotated[float, Field(gt=0)] = 30.0
+    keep_audit_days: Annotated[float, Field(gt=0)] = 365.0
     max_body_bytes: Annotated[int, Field(ge=1024)] = 2**20
     max_batch_bytes: Annotated[int, Field(ge=1024)] = 2**24
     """Of the body that makes a batch: 10,000 items with paths of several hundred characters."""

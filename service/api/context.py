@@ -17,6 +17,7 @@ from service.errors import Problem
 from service.jobs.addresses import Places
 from service.jobs.cluster import Conversions
 from service.jobs.parts import JobParts
+from service.jobs.planning import Planner
 from service.jobs.runner import Runner
 from service.jobs.store import JobStore
 from service.metrics import Metrics
@@ -32,6 +33,7 @@ class Context:
     store: JobStore
     parts: JobParts
     places: Places
+    planner: Planner
     conversions: Conversions
     runner: Runner
     metrics: Metrics

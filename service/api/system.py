@@ -14,7 +14,6 @@ from service.errors import PROBLEM_PATH, Problem
 from service.errors import PROBLEMS as PROBLEM_NAMES
 from service.jobs.submit import read_options
 from workers.formats import known_formats
-from workers.inspect import inspect
 from workers.options import TargetFormat
 
 router = APIRouter(tags=["service"], responses=PROBLEMS)
@@ -35,14 +34,14 @@ def inspect_source(request: schemas.InspectRequest, here: Here) -> dict[str, Any
     """Say what lies at a source, from its metadata."""
     options = read_options(request.options)
     source = here.places.check_source(request.source, options)
-    return inspect(source, options, tensor=request.tensor).to_dict()
+    return here.planner.inspect(source, options, request.tensor)
 
 
 @router.get("/v1/workers")
 def workers(here: Here) -> schemas.Workers:
     """Show the cluster and what each worker does."""
     state, detail = here.conversions.state()
-    return schemas.Workers(state=state, detail=detail, items=here.conversions.describe())
+    return schemas.Workers.model_validate({"state": state, "detail": detail, **here.conversions.describe()})
 
 
 @router.get("/healthz", include_in_schema=False)

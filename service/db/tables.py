@@ -99,6 +99,7 @@ jobs = Table(
     Column("batch_id", String(40)),
     Column("watch_id", String(40)),
     Column("request_digest", String(64)),
+    Column("not_before", UtcTime),
     CheckConstraint(_one_of("state", STATES), name="state"),
     Index("ix_jobs_queue", "state", "priority", "id"),
     Index("ix_jobs_owner", "owner", "state"),

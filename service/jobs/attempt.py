@@ -6,12 +6,14 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.jobs.addresses import Places
-from service.jobs.cluster import Controls, Conversions
+from service.jobs.cluster import Controls, Conversions, Interrupted
+from service.jobs.driver import PackedTable
 from service.jobs.failures import describe, timed_out
 from service.jobs.leases import LeaseLost, Leases
 from service.jobs.parts import pack, pack_rows
@@ -19,7 +21,7 @@ from service.jobs.records import PROGRESS, JsonObject, Lease
 from service.logs import logged_as
 from workers import events
 from workers.convert import Result
-from workers.errors import Cancelled, DestinationBusy, InternalError
+from workers.errors import Cancelled, DestinationBusy
 from workers.manifest import DIGEST_PREFIX, digest_of_list
 from workers.options import ConvertOptions
 
@@ -34,8 +36,10 @@ CLAIM_OUTLASTS_S = 120.0
 """How long an attempt that was lost may keep its destination: a claim in a bucket is void after 90 s of silence."""
 
 CLAIM_POLL_S = 2.0
+DATABASE_POLL_S = 0.5
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class Attempt:
@@ -94,16 +98,27 @@ class Attempt:
 
     def _may_commit(self) -> None:
         try:
-            state = self._leases.heartbeat(self.lease)
+            state = self._outlasting_the_database(lambda: self._leases.heartbeat(self.lease))
         except LeaseLost:
             self.stop("lost")
             raise Cancelled("the job is in other hands now") from None
-        except SQLAlchemyError as error:
-            raise InternalError("the job store could not be asked whether this attempt may still commit") from error
+        except SQLAlchemyError:
+            raise Interrupted("the job store could not be asked whether the attempt may still commit") from None
         if state == "cancelling":
             self.stop("cancelled")
         if self._cancel.is_set():
             raise Cancelled("the conversion was stopped")
+
+    def _outlasting_the_database(self, ask: Callable[[], _T]) -> _T:
+        """Ask the job store, again and again while it is away, for as long as a lease holds without being extended."""
+        deadline = time.monotonic() + self._leases.rules.length.total_seconds()
+        while True:
+            try:
+                return ask()
+            except SQLAlchemyError:
+                if time.monotonic() > deadline or self._cancel.wait(DATABASE_POLL_S):
+                    raise
+                log.warning("the job store does not answer")
 
     def _succeeded(self, result: Result) -> None:
         outcome = outcome_of(result)
@@ -125,6 +140,10 @@ class Attempt:
             self.outcome = "cancelled"
         elif stop == "lost":
             self.outcome = "lost"
+        elif isinstance(error, Interrupted):
+            log.warning("interrupted: %s", error)
+            self._leases.interrupted(self.lease, str(error))
+            self.outcome = "interrupted"
         else:
             told = timed_out(self._limit_s) if stop == "timeout" else describe(error)
             if told["type"] == "internal":
@@ -149,7 +168,10 @@ class Attempt:
     def _observe(self, event: events.Event) -> None:
         """Write an event of the conversion down; it must not raise, and losing one isn't losing the job."""
         try:
-            self._record(event)
+            if isinstance(event, events.Progress):
+                self._record(event)  # the next one comes soon
+            else:
+                self._outlasting_the_database(lambda: self._record(event))
         except LeaseLost:
             self.stop("lost")
         except SQLAlchemyError:
@@ -159,7 +181,8 @@ class Attempt:
         match event:
             case events.Planned(summary, table):
                 brief: JsonObject = {name: summary[name] for name in PLAN_BRIEF if name in summary}
-                self._leases.planned(self.lease, brief, summary, pack_rows(table()))
+                packed = table.packed if isinstance(table, PackedTable) else pack_rows(table())
+                self._leases.planned(self.lease, brief, summary, packed)
             case events.Started(_, kept):
                 self._leases.advance(self.lease, "running", {"kept_files": list(kept)})
                 if kept:

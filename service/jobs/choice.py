@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from service.db.tables import LEASED_STATES, batches, jobs, tokens
 
@@ -44,11 +45,16 @@ class Load:
         return -group.priority, self.running.get(group.owner, 0), group.first
 
 
+def may_start(moment: datetime) -> ColumnElement[bool]:
+    """Queued jobs whose pause, after they were lost, is over."""
+    return or_(jobs.c.not_before.is_(None), jobs.c.not_before <= moment)
+
+
 def in_order(connection: Connection) -> list[Group]:
     """The groups of queued jobs that may start, the one that comes first at the front."""
     found = connection.execute(
         select(jobs.c.owner, jobs.c.batch_id, jobs.c.priority, func.min(jobs.c.id))
-        .where(jobs.c.state == "queued")
+        .where(jobs.c.state == "queued", may_start(datetime.now(UTC)))
         .group_by(jobs.c.owner, jobs.c.batch_id, jobs.c.priority)
     )
     groups = [Group(*row) for row in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from service.jobs.addresses import NotAllowed
+from service.jobs.planning import TookTooLong, UnexpectedFault
 from service.jobs.records import JsonObject
 from workers.errors import DestinationError, InputError, InsufficientResources, UnshardError, VerificationFailed
 
@@ -22,10 +23,13 @@ def describe(error: BaseException) -> JsonObject:
     if isinstance(error, NotAllowed):
         kind = "input" if error.role != "destination" else "destination"
         return {"kind": kind, "type": f"{error.role}-not-allowed", "message": str(error), "hint": NOT_ALLOWED_HINT}
+    if isinstance(error, TookTooLong):
+        return {"kind": "timeout", "type": "timeout", "message": str(error), "hint": TOO_LONG_HINT}
+    name = error.name if isinstance(error, UnexpectedFault) else type(error).__name__
     return {
         "kind": "internal",
         "type": "internal",
-        "message": f"an unexpected fault of unshard: {type(error).__name__}",
+        "message": f"an unexpected fault of unshard: {name}",
         "hint": "The service's log has the details under this job's id.",
     }
 
@@ -40,6 +44,10 @@ def timed_out(limit_s: float) -> JsonObject:
     }
 
 
+TOO_LONG_HINT = (
+    "The source may be damaged or made to keep readers busy. If it is honest and huge, "
+    "raise UNSHARD_PLANNING_TIMEOUT_S."
+)
 NOT_ALLOWED_HINT = "Ask the administrator of the service which prefixes it may use."
 
 

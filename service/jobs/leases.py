@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, select, update
 
 from service.db.database import Database
 from service.db.tables import LEASED_STATES, jobs
-from service.jobs.choice import Group, in_order
+from service.jobs.choice import Group, in_order, may_start
 from service.jobs.parts import REPORT, TENSORS, begin_attempt, end_attempt, enter_shards, finish_shards, keep_document
 from service.jobs.records import JsonObject, Lease, append_event, enter, job_of, now, spelled
 
@@ -24,6 +24,8 @@ CLAIM_LOCK = 8_241_907_356
 """Key of the lock that claims hold; see ``Database.serialize``."""
 
 WORKING_STATES = ("planning", "running", "verifying")
+PAUSE_GROWTH = 4
+LONGEST_PAUSE = timedelta(minutes=10)
 
 
 class LeaseLost(Exception):
@@ -36,6 +38,13 @@ class LeaseRules:
 
     length: timedelta = timedelta(seconds=30)
     max_attempts: int = 3
+    first_pause: timedelta = timedelta(seconds=1)
+    """How long a job waits that was interrupted once; after each further time ``PAUSE_GROWTH`` times as long."""
+
+    def pause(self, losses: int) -> timedelta:
+        """How long a job waits that was interrupted so often."""
+        growth: int = PAUSE_GROWTH ** max(0, losses - 1)
+        return min(self.first_pause * growth, LONGEST_PAUSE) if losses else timedelta()
 
 
 class Leases:
@@ -44,11 +53,11 @@ class Leases:
     def __init__(self, database: Database, owner: str, rules: LeaseRules | None = None) -> None:
         self._database = database
         self._owner = owner
-        self._rules = rules or LeaseRules()
+        self.rules = rules or LeaseRules()
 
     def claim(self) -> Lease | None:
         """Take the queued job that comes first, as ``service.jobs.choice`` orders them. None when none may start."""
-        if not self._any(jobs.c.state == "queued"):
+        if not self._any(jobs.c.state == "queued", may_start(now())):
             return None
         with self._database.write() as connection:
             # One claim at a time, so that no two processes both take the last place below a limit.
@@ -68,6 +77,7 @@ class Leases:
                 jobs.c.owner == group.owner,
                 jobs.c.batch_id.is_not_distinct_from(group.batch_id),
                 jobs.c.priority == group.priority,
+                may_start(moment),
             )
             .order_by(jobs.c.id)
             .limit(1)
@@ -81,10 +91,11 @@ class Leases:
                 attempt=jobs.c.attempt + 1,
                 fence=jobs.c.fence + 1,
                 lease_owner=self._owner,
-                lease_expires_at=moment + self._rules.length,
+                lease_expires_at=moment + self.rules.length,
                 heartbeat_at=moment,
                 updated_at=moment,
                 error=None,
+                not_before=None,
             )
             .returning(jobs)
         )
@@ -104,7 +115,7 @@ class Leases:
             state = connection.execute(
                 update(jobs)
                 .where(*_ours(lease))
-                .values(heartbeat_at=moment, lease_expires_at=moment + self._rules.length)
+                .values(heartbeat_at=moment, lease_expires_at=moment + self.rules.length)
                 .returning(jobs.c.state)
             ).scalar()
         if state is None:
@@ -179,6 +190,20 @@ class Leases:
             if row is not None:
                 _requeue(connection, row, reason, losses=row["losses"])
 
+    def interrupted(self, lease: Lease, reason: str) -> None:
+        """Queue the job again, after a pause, since the attempt lost what it needs; too often is a failure."""
+        with self._database.write() as connection:
+            row = connection.execute(select(jobs).where(*_ours(lease))).mappings().first()
+            if row is None:
+                raise LeaseLost(lease.job.id)
+            error = {
+                "kind": "resource",
+                "type": "interrupted",
+                "message": f"the job was given up after {row['losses'] + 1} attempts that were interrupted: {reason}",
+                "hint": "Look at the logs of the cluster and of the service, and at their memory; then retry it.",
+            }
+            self._take_back(connection, row, (reason, error), self.rules.pause(row["losses"] + 1))
+
     def take_back_expired(self, *, everyone: bool = False) -> list[str]:
         """Requeue jobs whose owner is gone: by expiry, or ``everyone``'s when no other process can be alive.
 
@@ -192,7 +217,9 @@ class Leases:
         with self._database.write() as connection:
             rows = connection.execute(select(jobs).where(*lost).with_for_update(skip_locked=True)).mappings().all()
             for row in rows:
-                self._take_back(connection, row)
+                # It has waited for as long as its lease was good; only who loses it again waits longer.
+                why = "its process was lost", _lost_too_often(row["losses"] + 1)
+                self._take_back(connection, row, why, self.rules.pause(row["losses"]))
             return [row["id"] for row in rows]
 
     def _any(self, *where: ColumnElement[bool]) -> bool:
@@ -200,22 +227,29 @@ class Leases:
         with self._database.read() as connection:
             return connection.execute(select(jobs.c.id).where(*where).limit(1)).first() is not None
 
-    def _take_back(self, connection: Connection, row: RowMapping) -> None:
+    def _take_back(
+        self, connection: Connection, row: RowMapping, why: tuple[str, JsonObject], pause: timedelta
+    ) -> None:
+        """Queue a job again after a pause, or end it by the error when it was lost too often."""
+        reason, error = why
         losses = row["losses"] + 1
-        if losses < self._rules.max_attempts or row["state"] == "cancelling":
-            _requeue(connection, row, "its process was lost", losses=losses)
+        if losses < self.rules.max_attempts or row["state"] == "cancelling":
+            _requeue(connection, row, reason, losses=losses, not_before=now() + pause)
             return
-        error = {
-            "kind": "internal",
-            "type": "lease-lost",
-            "message": f"the job was given up after {losses} attempts whose process was lost",
-            "hint": "Something about this job may end its process, such as too little memory: see the service's log, "
-            "then retry it.",
-        }
         values = {**enter(connection, row["id"], "failed"), **_FREE, "losses": losses, "error": error}
         connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
         end_attempt(connection, row["id"], row["attempt"], "lost", error)
         append_event(connection, row["id"], "job.failed", error)
+
+
+def _lost_too_often(losses: int) -> JsonObject:
+    return {
+        "kind": "internal",
+        "type": "lease-lost",
+        "message": f"the job was given up after {losses} attempts whose process was lost",
+        "hint": "Something about this job may end its process, such as too little memory: see the service's log, "
+        "then retry it.",
+    }
 
 
 _FREE: JsonObject = {"lease_owner": None, "lease_expires_at": None, "heartbeat_at": None}
@@ -235,9 +269,11 @@ def _require(connection: Connection, lease: Lease) -> None:
         raise LeaseLost(lease.job.id)
 
 
-def _requeue(connection: Connection, row: RowMapping, reason: str, losses: int) -> None:
+def _requeue(
+    connection: Connection, row: RowMapping, reason: str, *, losses: int, not_before: datetime | None = None
+) -> None:
     state = "cancelled" if row["state"] == "cancelling" else "queued"
-    values = {**enter(connection, row["id"], state), **_FREE, "losses": losses}
+    values = {**enter(connection, row["id"], state), **_FREE, "losses": losses, "not_before": not_before}
     connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
     end_attempt(connection, row["id"], row["attempt"], "given back" if losses == row["losses"] else "lost", None)
     kind = "job.cancelled" if state == "cancelled" else "job.requeued"

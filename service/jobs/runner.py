@@ -124,8 +124,7 @@ class Runner:
         """Extend each lease and see whether its job is to be cancelled or has run too long."""
         limit_s = self._settings.job_timeout_s
         due = time.monotonic() - self._beaten > self._settings.lease_s / HEARTBEATS_PER_LEASE
-        if due:
-            self._beaten = time.monotonic()
+        began = time.monotonic()
         for attempt in self._attempts:
             try:
                 state = self._leases.heartbeat(attempt.lease) if due else self._leases.state(attempt.lease)
@@ -136,6 +135,8 @@ class Runner:
                 attempt.stop("cancelled")
             elif limit_s is not None and time.monotonic() - attempt.began > limit_s:
                 attempt.stop("timeout", limit_s)
+        if due:
+            self._beaten = began  # only now: where the database was away, the next look extends what is left
 
     def _collect(self) -> None:
         """Forget attempts that have ended, and count them."""

@@ -277,6 +277,7 @@ def retry_job(connection: Connection, job_id: str, owner: str | None = None, *, 
     _refuse_busy(connection, job.destination)
     moment = now()
     fresh: JsonObject = {"error": None, "progress": None, "warnings": [], "losses": 0, "updated_at": moment}
+    fresh["not_before"] = None
     if from_scratch:
         fresh["options"] = {**job.options, "resume": False}
     found = connection.execute(

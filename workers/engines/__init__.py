@@ -36,6 +36,8 @@ class Work:
     file_finished: Callable[[int, str | None], None]
     """Called once for each file that is whole and durable, with its number and ETag; from any thread."""
     cancel: threading.Event
+    attempt: str = ""
+    """Whose work it is, for people who look at the workers."""
 
 
 class Engine(Protocol):

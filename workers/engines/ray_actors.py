@@ -56,9 +56,9 @@ class MergerActor:
         self._outputs: dict[str, LocalOutput] = {}
         self._cancelled: set[str] = set()
 
-    def ready(self) -> str:
-        """The node that this actor runs on."""
-        return str(ray.get_runtime_context().get_node_id())
+    def ready(self) -> tuple[str, int]:
+        """The node that this actor runs on, and its process id there."""
+        return str(ray.get_runtime_context().get_node_id()), os.getpid()
 
     def process(self) -> int:
         """The process id, for people who look for it."""
@@ -158,9 +158,9 @@ class CollectorActor:
         self._opened: defaultdict[StreamKey, asyncio.Event] = defaultdict(asyncio.Event)
         self._uploads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="unshard-upload")
 
-    async def ready(self) -> str:
-        """The node that this actor runs on."""
-        return str(ray.get_runtime_context().get_node_id())
+    async def ready(self) -> tuple[str, int]:
+        """The node that this actor runs on, and its process id there."""
+        return str(ray.get_runtime_context().get_node_id()), os.getpid()
 
     async def process(self) -> int:
         """The process id, for people who look for it."""

@@ -63,17 +63,32 @@ class RayEngine:
         finally:
             del self._runs[job]
 
+    def check(self) -> str | None:
+        """Why the cluster can't be worked with; None when it can. Waits as long as a head that is gone lets it.
+
+        Also places the workers that were lost earlier and find room now.
+        """
+        fault = self._pool.check()
+        if fault is None:
+            self._pool.refill()
+        return fault
+
+    def overview(self) -> dict[str, Any]:
+        """The nodes as ``check`` saw them last, and the actors, as JSON values; asks nobody."""
+        return {"nodes": self._pool.nodes, "items": self.describe()}
+
     def describe(self) -> list[dict[str, Any]]:
         """The actors and what each does now, as JSON values."""
-        doing: dict[str, list[str]] = {}
+        doing: dict[str, list[dict[str, str]]] = {}
         for run in list(self._runs.values()):
-            for name, what in run.doing().items():
-                doing.setdefault(name, []).append(what)
+            for name, file in run.doing().items():
+                doing.setdefault(name, []).append({"attempt": run.attempt, "file": file})
         return [
             {
                 "name": worker.name,
                 "kind": worker.name.partition("-")[0],
                 "node": worker.node,
+                "pid": worker.pid,
                 "doing": doing.get(worker.name, []),
             }
             for worker in (*self._pool.mergers, *self._pool.collectors)
@@ -112,6 +127,7 @@ class _RayRun:
     def __init__(self, pool: Pool, work: Work, job: str) -> None:
         self._pool = pool
         self._work = work
+        self.attempt = work.attempt
         self._recipe = work.recipe
         staging = open_folder(work.staging)
         self._is_local = staging.is_local
@@ -274,6 +290,13 @@ class _RayRun:
             self._lost(call, cause)
         elif isinstance(cause, UnshardError):
             raise cause
+        elif isinstance(cause, MemoryError):
+            raise InsufficientResources(
+                f"worker {call.worker.name} ran out of memory while it made {self._work.files[call.file].path}",
+                file=self._work.files[call.file].path,
+                expected=f"{self._work.worker_bytes} bytes for each worker",
+                hint="Give workers more memory or allow less with --memory.",
+            ) from error
         else:
             raise InternalError(f"a worker failed: {type(cause).__name__}: {cause}") from error
 

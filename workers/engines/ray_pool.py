@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import ray.exceptions
+from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from workers.engines.ray_actors import CollectorActor, MergerActor
@@ -29,11 +31,13 @@ STORE_SHARE = 0.6
 """Share of a node's object store that parts under way may fill; beyond it Ray spills to disk."""
 
 START_TIMEOUT_S = 90.0
+REPLACE_TIMEOUT_S = 30.0
 LOST = (
     ray.exceptions.RayActorError,
     ray.exceptions.ObjectLostError,
     ray.exceptions.NodeDiedError,
     ray.exceptions.WorkerCrashedError,
+    ray.exceptions.OutOfMemoryError,
 )
 """What a call raises when an actor, its node or an object on it is gone: the work can be done again elsewhere."""
 
@@ -57,6 +61,7 @@ class Worker:
     name: str
     handle: Any
     node: str
+    pid: int = 0
 
 
 class Pool:
@@ -67,6 +72,9 @@ class Pool:
         self._lock = threading.RLock()
         self._owns_cluster = False
         self._numbers = 0
+        self._missing = 0
+        self.nodes: list[dict[str, Any]] = []
+        """The cluster's nodes as ``check`` saw them last, as JSON values."""
         self.mergers: list[Worker] = []
         self.collectors: list[Worker] = []
 
@@ -79,6 +87,25 @@ class Pool:
             self.collectors = [self._new_collector(node) for node in _alive_nodes()]
             self.mergers = self._place([self._new_merger() for _ in range(self._wanted())])
             self._place(self.collectors)
+            self.nodes = _described_nodes()
+
+    def check(self) -> str | None:
+        """Why the cluster can't be worked with; None when it can."""
+        self.nodes = _described_nodes()
+        if not self.nodes:
+            return "no node of the Ray cluster is alive"
+        here = ray.get_runtime_context().get_node_id()
+        if here not in {node["id"] for node in self.nodes}:
+            return "the Ray node of this machine is gone"
+        return None
+
+    def refill(self) -> None:
+        """Place mergers that were lost with a node, as soon as there is room for them."""
+        if not self._missing or _RAY.available_resources().get("CPU", 0) < self._options.num_cpus:
+            return
+        with self._lock, suppress(InsufficientResources):
+            self.mergers += self._place([self._new_merger()], REPLACE_TIMEOUT_S)
+            self._missing -= 1
 
     def close(self) -> None:
         """End the actors, and the cluster if this pool started it."""
@@ -96,9 +123,16 @@ class Pool:
         with self._lock:
             ray.kill(dead.handle)  # one that only seemed dead would keep its place and go on writing
             if dead in self.mergers:
-                fresh = self._place([self._new_merger()])[0]
-                self.mergers[self.mergers.index(dead)] = fresh
-                return fresh
+                try:
+                    fresh = self._place([self._new_merger()], REPLACE_TIMEOUT_S)[0]
+                except InsufficientResources:
+                    if len(self.mergers) == 1:
+                        raise
+                    self.mergers.remove(dead)  # its node is gone, too: the others go on, see ``refill``
+                    self._missing += 1
+                else:
+                    self.mergers[self.mergers.index(dead)] = fresh
+                    return fresh
             return self.mergers[self._numbers % len(self.mergers)]
 
     def replace_collector(self, dead: Worker) -> Worker:
@@ -172,22 +206,17 @@ class Pool:
         )(CollectorActor)
         return Worker(f"collector-{self._numbers}", actor.remote(), node)
 
-    def _place(self, workers: list[Worker]) -> list[Worker]:
+    def _place(self, workers: list[Worker], timeout_s: float | None = None) -> list[Worker]:
         """Wait until actors run, since Ray lets one that fits nowhere wait for ever without a word."""
+        timeout_s = START_TIMEOUT_S if timeout_s is None else timeout_s
         refs = [worker.handle.ready.remote() for worker in workers]
-        _, waiting = ray.wait(refs, num_returns=len(refs), timeout=START_TIMEOUT_S)
+        _, waiting = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         if waiting:
             for worker in workers:
                 ray.kill(worker.handle)
-            available = _RAY.available_resources()
-            raise InsufficientResources(
-                f"{len(waiting)} of {len(refs)} workers found no place in the Ray cluster in {START_TIMEOUT_S:.0f} s",
-                expected=f"{self._options.num_cpus} CPU and {self._options.num_gpus} GPU for each worker",
-                found=f"{available.get('CPU', 0):g} CPU and {available.get('GPU', 0):g} GPU are free",
-                hint="Ask for fewer workers, for less per worker, or add nodes.",
-            )
+            raise self._no_place(f"{len(waiting)} of {len(refs)} workers found no place", timeout_s)
         try:
-            nodes = ray.get(refs)
+            places = ray.get(refs)
         except LOST as error:
             for worker in workers:
                 ray.kill(worker.handle)
@@ -195,14 +224,56 @@ class Pool:
                 f"workers of the Ray cluster could not start: {_reason(error)}",
                 hint="Look at the cluster's logs; workers that ask for a GPU need a CUDA build of torch.",
             ) from error
-        for worker, node in zip(workers, nodes, strict=True):
-            worker.node = node
+        for worker, (node, pid) in zip(workers, places, strict=True):
+            worker.node, worker.pid = node, pid
         return workers
+
+    def _no_place(self, what: str, waited_s: float) -> InsufficientResources:
+        total, free = _RAY.cluster_resources(), _RAY.available_resources()
+        asked = {"CPU": self._options.num_cpus, "GPU": self._options.num_gpus}
+        shown = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in asked]
+        return InsufficientResources(
+            f"{what} in the Ray cluster within {waited_s:.0f} s: each asks for {asked['CPU']:g} CPU and "
+            f"{asked['GPU']:g} GPU, and {' and '.join(shown)} are free",
+            expected=f"{asked['CPU']:g} CPU and {asked['GPU']:g} GPU for each worker",
+            found=f"{' and '.join(shown)} free",
+            hint="Ask for fewer workers, for less per worker, or add nodes.",
+        )
 
 
 def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+def _described_nodes() -> list[dict[str, Any]]:
+    """The nodes that are alive. ``object_store`` is in bytes."""
+    free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return [
+        {
+            "id": node["NodeID"],
+            "address": node["NodeManagerAddress"],
+            "total": _plain(node["Resources"]),
+            "available": _plain(free.get(node["NodeID"], {})),
+            "object_store_bytes": int(node["Resources"].get("object_store_memory", 0)),
+            "object_store_used_bytes": max(
+                0,
+                int(node["Resources"].get("object_store_memory", 0))
+                - int(free.get(node["NodeID"], {}).get("object_store_memory", 0)),
+            ),
+        }
+        for node in _RAY.nodes()
+        if node["Alive"]
+    ]
+
+
+def _plain(resources: dict[str, float]) -> dict[str, float]:
+    """Resources that people ask for, without Ray's own names for nodes and memory in use by its store."""
+    return {
+        name: float(amount)
+        for name, amount in resources.items()
+        if not name.startswith("node:") and name != "object_store_memory"
+    }
 
 
 def _alive_nodes() -> list[str]:

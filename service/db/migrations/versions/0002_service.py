@@ -52,6 +52,7 @@ def _extend_jobs() -> None:
     op.add_column("jobs", _id("batch_id", nullable=True))
     op.add_column("jobs", _id("watch_id", nullable=True))
     op.add_column("jobs", sa.Column("request_digest", sa.String(64)))
+    op.add_column("jobs", _time("not_before", nullable=True))
     op.create_index("ix_jobs_owner", "jobs", ["owner", "state"])
     op.create_index("ix_jobs_batch_id", "jobs", ["batch_id", "state"])
     op.create_index("ix_jobs_updated_at", "jobs", ["updated_at"])
@@ -276,7 +277,7 @@ def downgrade() -> None:
         op.drop_table(table)
     for index in ("request_digest", "updated_at", "batch_id", "owner"):
         op.drop_index(f"ix_jobs_{index}", "jobs")
-    for column in ("request_digest", "watch_id", "batch_id", "owner"):
+    for column in ("not_before", "request_digest", "watch_id", "batch_id", "owner"):
         op.drop_column("jobs", column)
     op.create_table(
         "idempotency_keys",

@@ -1,0 +1,230 @@
+"""Metadata work, done in processes that can be killed: planning, previews and inspections of untrusted sources.
+
+A hostile or huge source can keep the interpreter busy for ever or eat the memory of its process. Here that costs one
+process of a small pool: it is ended after a time limit, when its job is cancelled, or by its memory limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service.jobs.child import Channel, Child, told_status
+from service.logs import configure
+from workers.convert import plan, plan_source
+from workers.errors import Cancelled, InsufficientResources, UnshardError
+from workers.inspect import inspect
+from workers.options import ConvertOptions
+
+POLL_S = 0.1
+MOST_IDLE = 2
+LARGEST_IDLE_BYTES = 1 << 30
+"""A process that grew beyond this is not kept for the next request."""
+
+SPARE_CPU_S = 60
+"""Processor time that a process may use beyond its limit on the clock, with its helpers' start-up."""
+
+log = logging.getLogger(__name__)
+
+
+class TookTooLong(Exception):
+    """Reading the metadata was ended after the time that it may take."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"the source's metadata could not be read within {limit_s:g} s")
+        self.limit_s = limit_s
+
+
+class Overloaded(Exception):
+    """As many sources are being read at this moment as may be."""
+
+
+class UnexpectedFault(Exception):
+    """Something broke in a process of ours; its log has the details, ``name`` is the class of the error."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningLimits:
+    """What metadata work may take."""
+
+    plan_s: float = 600.0
+    inspect_s: float = 60.0
+    memory_bytes: int | None = None
+    """Of each process; None: as much as the machine has."""
+    at_once: int = 4
+    """Processes for requests; those for jobs are not counted, since jobs are limited elsewhere."""
+
+
+class Planner:
+    """The pool. Thread-safe; a process does one thing at a time."""
+
+    def __init__(self, limits: PlanningLimits | None = None) -> None:
+        self._limits = limits or PlanningLimits()
+        self._lock = threading.Lock()
+        self._idle: list[Child] = []
+        self._busy: set[Child] = set()
+        self._closed = False
+        self._places = threading.BoundedSemaphore(self._limits.at_once)
+
+    def plan(self, source: str, options: ConvertOptions, cancel: threading.Event) -> bytes:
+        """A pickled ``Plan``, for the process that carries it out.
+
+        Raises what ``plan_source`` does, ``Cancelled`` within a second after ``cancel``, and ``TookTooLong``.
+        """
+        packed: bytes = self._call(("plan", source, options), self._limits.plan_s, cancel.is_set)
+        return packed
+
+    def preview(self, source: str, destination: str, options: ConvertOptions) -> dict[str, Any]:
+        """The summary of a plan whose destination was looked at; nothing is written."""
+        return dict(self._asked(("preview", source, destination, options)))
+
+    def inspect(self, source: str, options: ConvertOptions, tensor: str | None) -> dict[str, Any]:
+        """What a source is; see ``workers.inspect``."""
+        return dict(self._asked(("inspect", source, options, tensor)))
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            self._closed = True
+            children, self._idle = [*self._idle, *self._busy], []
+        for child in children:
+            child.kill()
+
+    def _asked(self, request: tuple[Any, ...]) -> Any:
+        """Do what a request waits for: within its own time, and few at once."""
+        if not self._places.acquire(timeout=self._limits.inspect_s):
+            raise Overloaded
+        try:
+            return pickle.loads(self._call(request, self._limits.inspect_s, lambda: False))  # noqa: S301 - our own
+        finally:
+            self._places.release()
+
+    def _call(self, request: tuple[Any, ...], limit_s: float, is_cancelled: Callable[[], bool]) -> bytes:
+        child = self._take()
+        try:
+            answer = self._answer(child, request, limit_s, is_cancelled)
+        except BaseException:
+            self._drop(child)
+            raise
+        self._put_back(child)
+        kind, content = answer
+        if kind == "done":
+            return bytes(content)
+        raise content if kind == "failed" else UnexpectedFault(content)
+
+    def _answer(
+        self, child: Child, request: tuple[Any, ...], limit_s: float, is_cancelled: Callable[[], bool]
+    ) -> tuple[str, Any]:
+        deadline = time.monotonic() + limit_s
+        try:
+            child.channel.send((limit_s, self._limits.memory_bytes, request))
+            while not child.channel.waits(POLL_S):
+                if self._closed or is_cancelled():
+                    raise Cancelled("the conversion was stopped")
+                if time.monotonic() > deadline:
+                    raise TookTooLong(limit_s)
+            kind, content = child.channel.receive()
+            return kind, child.channel.receive_packed() if kind == "done" else content
+        except (EOFError, ConnectionError, BrokenPipeError):
+            status = child.status()
+            if status == -signal.SIGXCPU:
+                raise TookTooLong(limit_s) from None
+            if self._closed:
+                raise Cancelled("the conversion was stopped") from None
+            raise _died(told_status(status)) from None
+
+    def _take(self) -> Child:
+        with self._lock:
+            if self._closed:
+                raise Cancelled("the service is being stopped")
+            child = self._idle.pop() if self._idle else Child("service.jobs.planning:serve")
+            self._busy.add(child)
+            return child
+
+    def _put_back(self, child: Child) -> None:
+        if _resident_bytes(child.pid) > LARGEST_IDLE_BYTES:
+            self._drop(child)
+            return
+        with self._lock:
+            self._busy.discard(child)
+            if not self._closed and len(self._idle) < MOST_IDLE:
+                self._idle.append(child)
+                return
+        child.kill()
+
+    def _drop(self, child: Child) -> None:
+        with self._lock:
+            self._busy.discard(child)
+        child.kill()
+
+
+def _died(how: str) -> InsufficientResources:
+    return InsufficientResources(
+        f"the process that read the source's metadata {how}",
+        expected="enough memory for the metadata",
+        found=how,
+        hint="Most likely memory ran out: look at the service's log and the machine's memory, and give the service "
+        "more; UNSHARD_PLANNING_MEMORY_BYTES limits such a process.",
+    )
+
+
+def _resident_bytes(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    return 0
+
+
+# --- in the process ----------------------------------------------------------------------------------------------
+def serve(channel: Channel) -> None:
+    """Answer one request after the other until the service's end of the channel closes."""
+    configure()
+    # When memory runs out, the system should end this process and not the service.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("800")
+    while True:
+        limit_s, memory_bytes, request = channel.receive()
+        _limit(limit_s, memory_bytes)
+        try:
+            content = pickle.dumps(_do(*request), pickle.HIGHEST_PROTOCOL)
+        except UnshardError as error:
+            channel.send(("failed", error))
+        except MemoryError:
+            channel.send(("failed", _died("ran out of memory")))
+            return
+        except Exception as error:
+            log.exception("unexpected fault while reading metadata")
+            channel.send(("fault", type(error).__name__))
+        else:
+            channel.send(("done", None))
+            channel.send_packed(content)
+
+
+def _do(kind: str, *arguments: Any) -> Any:
+    if kind == "plan":
+        return plan_source(*arguments)
+    if kind == "preview":
+        return plan(*arguments).summary()
+    source, options, tensor = arguments
+    return inspect(source, options, tensor=tensor).to_dict()
+
+
+def _limit(limit_s: float, memory_bytes: int | None) -> None:
+    """Limits of the operating system, which hold even where the interpreter doesn't answer and the service is gone."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(used.ru_utime + used.ru_stime + limit_s) + SPARE_CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
