@@ -82,13 +82,6 @@ class ConvertOptions:
                 f"memory {self.memory!r} is less than the least that a conversion works with",
                 hint="Give at least 64MiB.",
             )
-        if self.ignore and self.quantization is None:
-            raise InvalidOption(
-                "the option ignore names modules that aren't quantised, but nothing is",
-                expected="the option quantization",
-                found="none",
-                hint=f"Set quantization to one of: {', '.join(get_args(Quantization))}. Or leave ignore out.",
-            )
 
     @property
     def max_shard_bytes(self) -> int:

@@ -301,9 +301,10 @@ def test_a_weight_of_another_dtype_is_refused(dtype):
     assert caught.value.tensor == f"{DOWN}.weight"
 
 
-def test_ignore_needs_quantization():
-    with pytest.raises(InvalidOption, match="ignore"):
-        ConvertOptions(ignore=("lm_head",))
+def test_ignore_needs_quantization(qwen3):
+    with pytest.raises(InvalidOption, match="ignore") as caught:
+        plan_source(str(qwen3), ConvertOptions(ignore=("lm_head",)))
+    assert "int8-w8a8" in caught.value.hint
 
 
 def test_an_adapter_alone_is_not_quantised(tmp_path):

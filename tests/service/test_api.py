@@ -58,6 +58,22 @@ def test_a_dry_run_answers_with_the_plan_and_stores_nothing(idle, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_list_of_modules_to_ignore_travels_to_the_plan_and_to_the_job(idle, tmp_path):
+    options = {"ignore": ["lm_head", "re:.*o_proj$"], "quantization": "fp8-dynamic"}
+    body = {"source": str(CASE), "destination": str(tmp_path / "out"), "options": options}
+    plan = idle.http.post("/v1/jobs", params={"dry_run": True}, json=body).json()["plan"]
+    assert plan["options"] == options
+    assert any("self_attn.o_proj" in note for note in plan["notes"])
+    job = idle.client.submit(body["source"], body["destination"], options)
+    assert idle.client.job(job["id"])["options"] == options
+    schema = idle.client.formats()["options"]["properties"]["ignore"]
+    assert (schema["type"], schema["items"]) == ("array", {"type": "string"})
+    document = assert_problem(
+        idle.http.post("/v1/jobs", json={**body, "options": options | {"ignore": [1]}}), 422, "validation"
+    )
+    assert document["errors"][0]["pointer"] == "/options/ignore"
+
+
 def test_a_dry_run_of_a_broken_checkpoint_says_what_is_wrong(idle, tmp_path):
     body = {"source": str(CASES / "error-missing-rank-file" / "input"), "destination": str(tmp_path / "out")}
     response = idle.http.post("/v1/jobs", params={"dry_run": True}, json=body)

@@ -187,6 +187,23 @@ def test_assignments_are_json_or_plain_words():
     assert options == ConvertOptions(dtype="float16", step=3, overwrite=True)
 
 
+@pytest.mark.parametrize(
+    ("flags", "assignments"),
+    [({"ignore": ["a", "re:b"]}, []), ({"ignore": []}, ['ignore=["a", "re:b"]']), ({"ignore": None}, ["ignore=a"])],
+)
+def test_a_list_comes_from_a_repeated_flag_from_json_or_from_one_word(flags, assignments):
+    options = gather({"quantization": "int8-w8a8", **flags}, assignments)
+    wanted = ("a",) if assignments == ["ignore=a"] else ("a", "re:b")
+    assert options == ConvertOptions(quantization="int8-w8a8", ignore=wanted)
+    assert ConvertOptions.from_dict(json.loads(json.dumps(options.to_dict()))) == options
+
+
+@pytest.mark.parametrize("value", ["3", "[1]", "null", '{"a": 1}', '["a", null]'])
+def test_a_list_of_something_else_than_texts_is_refused(value):
+    with pytest.raises(InvalidOption, match="a list of texts"):
+        gather({"quantization": "int8-w8a8"}, [f"ignore={value}"])
+
+
 def test_an_option_given_twice_must_agree_with_itself():
     assert gather({"dtype": "float16"}, ["dtype=float16"]).dtype == "float16"
     with pytest.raises(InvalidOption, match="given twice"):

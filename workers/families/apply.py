@@ -12,12 +12,14 @@ from workers.errors import IncompleteCheckpoint, InvalidOption
 from workers.expressions import Cast, Expression
 from workers.families import lora_config, own_adapters
 from workers.families.adapters import PeftParts, adapter_entries, is_peft, take_apart
-from workers.families.checks import check_config, check_value_model
+from workers.families.checks import check_value_model
+from workers.families.config_checks import check_config, check_used
 from workers.families.config_file import CONFIG, edited_config
+from workers.families.config_values import Sizes, check_kind
 from workers.families.custom import CustomMapping, read_mapping
 from workers.families.dequantize import QUANTIZATION, Dequantized, check_scales, dequantize, is_fp8
 from workers.families.lora_merge import merge
-from workers.families.quantize import Quantized, quantize
+from workers.families.quantize import Quantized, check_ignore, quantize
 from workers.families.registry import (
     HUB_LIKE,
     HUB_NAMING,
@@ -50,6 +52,7 @@ def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe
     Raises ``IncompleteCheckpoint`` without a config, ``UnmappedTensor`` and ``GeometryMismatch`` where tensors, rules
     and config do not fit together, ``InvalidOption`` for wishes that can't be met.
     """
+    check_ignore(options)
     entries = source_entries(checkpoint)
     if own_adapters.is_own(name for name, _ in entries):
         config = _config(checkpoint)

@@ -87,6 +87,17 @@ class Quantized:
     notes: list[str] = field(default_factory=list)
 
 
+def check_ignore(options: ConvertOptions) -> None:
+    """Raise ``InvalidOption`` for modules to leave alone where nothing is quantised."""
+    if options.ignore and options.quantization is None:
+        raise InvalidOption(
+            "the option ignore names modules that aren't quantised, but nothing is",
+            expected="the option quantization",
+            found="none",
+            hint=f"Set quantization to one of: {', '.join(SCHEMES)}. Or leave ignore out.",
+        )
+
+
 def quantize(targets: Sequence[Target], config: Mapping[str, Any], options: ConvertOptions) -> Quantized:
     """Replace the weights of linear layers by quantised ones and their scales; ``config`` is the source's.
 
