@@ -36,14 +36,20 @@ from workers.mapping import Target
 from workers.options import ConvertOptions
 import dataclasses
 from workers.plan import make_plan
+from workers.quantization import FP8_BLOCK
+from workers.quantized import Quantize, Scales
 
 rows = int(sys.argv[3]) // (6 * 4096 * 4)
 tensors = {f"layer.{n}.weight": ("F32", np.ones((rows, 4096), np.uint32)) for n in range(6)}
 checkpoint = write_source(Path(sys.argv[1]), tensors, seed=1, transposed=False)
 plan = identity_plan(checkpoint, ConvertOptions(memory=sys.argv[4], max_shard_size="300MB"))
 cast = tuple(Target(t.name, Cast(t.expression, "BF16")) for t in plan.mapping.targets)
-plans = {"plain": plan, "cast": make_plan(checkpoint, dataclasses.replace(plan.mapping, targets=cast), plan.options)}
-for name, made in plans.items():
+quantised = tuple(
+    Target(f"{kind.__name__}.{t.name}", kind(t.expression, FP8_BLOCK, t.name))
+    for t in plan.mapping.targets for kind in (Quantize, Scales)
+)
+for name, targets in {"plain": plan.mapping.targets, "cast": cast, "quantised": quantised}.items():
+    made = make_plan(checkpoint, dataclasses.replace(plan.mapping, targets=targets), plan.options)
     Path(sys.argv[2], name).write_bytes(pickle.dumps(made))
 """
 
@@ -67,7 +73,7 @@ def peak_of(plan: Path, destination: str, environment: dict[str, str]) -> int:
     return int(json.loads(done.stdout)["peak_bytes"])
 
 
-@pytest.mark.parametrize("kind", ["plain", "cast"])
+@pytest.mark.parametrize("kind", ["plain", "cast", "quantised"])
 def test_a_conversion_to_a_disk_needs_little_memory(plans: Path, tmp_path: Path, kind: str) -> None:
     assert peak_of(plans / kind, str(tmp_path / "model"), {}) < CAP_BYTES
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from math import prod
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.quantized_weights import KINDS, raw, reference
+from tests.synthetic import write_source
 from tests.test_expressions import Memory, boxes, filled, window
 from workers.arithmetic import NumpyArithmetic
+from workers.dtypes import size_bytes
 from workers.engines.gpu import TorchArithmetic
 from workers.errors import InvalidOption
 from workers.expressions import Cast, Source, Transpose
+from workers.layout import part_size
+from workers.mapping import Mapping, Target
+from workers.merge import blocks_of
+from workers.options import ConvertOptions
+from workers.plan import make_plan
 from workers.quantization import SCHEMES, to_e4m3
 from workers.quantized import Constant, Quantize, Scales
 
@@ -147,3 +157,36 @@ def test_a_shape_is_written_as_whole_numbers():
     assert (constant.dtype, constant.shape) == ("I64", (2,))
     assert filled(constant, ((0,), (2,)), Memory()).tolist() == [4096, 11008]
     assert filled(constant, ((1,), (1,)), Memory()).tolist() == [11008]
+
+
+def large_plan(folder, scheme, dtype, shape=(4096, 8192)):
+    """A plan for a large weight of a dtype, of which only the metadata exists."""
+    checkpoint = write_source(folder, {NAME: (dtype, np.zeros((1, 1), np.uint32))}, 0)
+    tensor = dataclasses.replace(checkpoint.tensors[0], shape=shape)
+    checkpoint = dataclasses.replace(checkpoint, tensors=(tensor,))
+    source = Source(0, dtype, shape)
+    targets = (
+        Target(NAME, Quantize(source, SCHEMES[scheme], NAME)),
+        Target(f"{NAME}_scale", Scales(source, SCHEMES[scheme], NAME)),
+    )
+    options = ConvertOptions(memory="64MiB")
+    return make_plan(checkpoint, Mapping("names kept", targets, (), (), (), ()), options)
+
+
+def needed_bytes(plan, block):
+    width = size_bytes(plan.checkpoint.tensors[0].dtype, (1,))
+    needs = plan.targets[block.target].expression.requires(block.offsets, block.sizes)
+    return sum(width * prod(need.sizes) for need in needs)
+
+
+@pytest.mark.parametrize("dtype", sorted(KINDS))
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_neither_a_part_nor_a_block_reads_much_more_than_it_may_hold(scheme, dtype, tmp_path):
+    plan = large_plan(tmp_path, scheme, dtype)
+    budget = plan.options.memory_bytes
+    for part in range(len(plan.layout.parts)):
+        blocks = list(blocks_of(plan.recipe, part))
+        assert all(needed_bytes(plan, block) <= plan.largest_unit_bytes for block in blocks)
+        assert sum(needed_bytes(plan, block) for block in blocks) <= 4 * part_size(budget)
+    assert plan.worker_bytes < budget // 2
+    assert plan.cost()["bytes_read"] == 2 * size_bytes(dtype, (4096, 8192))
