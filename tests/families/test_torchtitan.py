@@ -12,6 +12,8 @@ from workers.families.operations import Facts
 from workers.families.rotary import HalvesToPairs, PairsToHalves
 from workers.families.rules import apply_rules
 from workers.families.torchtitan import TABLES
+from workers.formats._state_dict import naming_of
+from workers.options import ConvertOptions
 
 H, HEAD, QUERIES, GROUPS, INNER, EXPERTS = 8, 4, 6, 2, 10, 3
 FACTS = Facts(
@@ -133,3 +135,10 @@ def test_rotary_pairs_become_halves_as_transformers_own_script_has_it(projection
     assert np.array_equal(values(back, memory), plain)
     with pytest.raises(GeometryMismatch, match="heads"):
         PairsToHalves(projection).apply(((memory.source((heads * HEAD + 2, H)),),), FACTS)
+
+
+def test_torchtitans_output_head_has_the_hubs_name_and_no_other_tensor_may():
+    names = ["tok_embeddings.weight", "layers.0.attention_norm.weight", "norm.weight", "lm_head.weight"]
+    assert naming_of(names, ConvertOptions()) == "torchtitan"
+    with pytest.raises(GeometryMismatch, match="mixes names"):
+        naming_of([*names, "model.layers.1.input_layernorm.weight"], ConvertOptions())

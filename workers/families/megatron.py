@@ -261,7 +261,7 @@ _STORED = (
 
 TABLES = (
     *_STORED,
-    _table("megatron_llama", ("llama", "mistral", "qwen2", "qwen3"), _DENSE),
+    _table("megatron_llama", ("llama", "mistral", "qwen2", "qwen3", "gemma"), _DENSE),
     _table("megatron_mixtral", ("mixtral",), _MIXTRAL, experts=True),
     _table("megatron_qwen2_moe", ("qwen2_moe",), (*_QWEN3_MOE, *_SHARED_WITH_GATE), experts=True),
     _table("megatron_qwen3_moe", ("qwen3_moe",), _QWEN3_MOE, experts=True),

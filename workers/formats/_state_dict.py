@@ -37,6 +37,8 @@ TORCHTITAN = re.compile(
 )
 """Names of torchtitan's modules; Meta's own are the same, and are saved in other files."""
 
+_HEAD = "lm_head.weight"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
@@ -135,11 +137,12 @@ def naming_of(names: Iterable[str], options: ConvertOptions) -> str:
     names = set(names)
     if "embedding.word_embeddings.weight" in names:
         return MEGATRON
-    if naming_of_keys(names, "the checkpoint") == TORCHTUNE:
+    is_torchtitan = "tok_embeddings.weight" in names and any(map(TORCHTITAN.fullmatch, names))
+    # torchtitan calls its output head as the hub does since 0.3; every other name of the hub's is foreign to it.
+    naming = naming_of_keys(names - {_HEAD} if is_torchtitan else names, "the checkpoint")
+    if naming == TORCHTUNE:
         return TORCHTUNE
-    if "tok_embeddings.weight" in names and any(map(TORCHTITAN.fullmatch, names)):
-        return "torchtitan"
-    return "transformers"
+    return "torchtitan" if is_torchtitan else "transformers"
 
 
 def _by_prefix(tensors: Sequence[TensorInfo], prefix: str, options: ConvertOptions, where: str) -> ModelPart:
