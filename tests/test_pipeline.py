@@ -23,6 +23,7 @@ from workers.errors import (
     DestinationBusy,
     DestinationNotEmpty,
     GeometryMismatch,
+    InsufficientResources,
     StorageError,
 )
 from workers.events import Event, Progress, Started
@@ -336,7 +337,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_that_looks_finished(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("workers.collect.os.pwrite", no_space)
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(InsufficientResources, match=r"no space is left for .*safetensors"):
         run_plan(plan, str(tmp_path / "model"))
     assert not (tmp_path / "model").exists()
 

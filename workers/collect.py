@@ -24,8 +24,12 @@ from workers.events import Event, FileCompleted, Observer, Progress
 from workers.layout import OutputFile
 from workers.manifest import FileRecord, digest, version_of_files
 from workers.merge import PartResult, Recipe
+from workers.storage.space import is_full, no_space
 
 PROGRESS_EVERY_S = 0.5
+STAT_BLOCK_BYTES = 512
+"""Unit of ``st_blocks``, by stat(2)."""
+
 SYNC_FILE_RANGE_WRITE = 2
 """Flag of Linux's sync_file_range(2): begin to write dirty pages, don't wait."""
 
@@ -55,8 +59,13 @@ class LocalOutput:
         with _told(self.path):
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            os.ftruncate(self.descriptor, file.size_bytes)
+        try:
+            with _told(self.path, self.descriptor):
+                os.ftruncate(self.descriptor, file.size_bytes)
             self.write(0, memoryview(file.header))
+        except BaseException:
+            os.close(self.descriptor)
+            raise
 
     @classmethod
     def join(cls, root: str, file: OutputFile) -> LocalOutput:
@@ -69,7 +78,7 @@ class LocalOutput:
 
     def write(self, offset: int, block: memoryview) -> None:
         """Write a block at a byte offset."""
-        with _told(self.path):
+        with _told(self.path, self.descriptor):
             while block:
                 written = os.pwrite(self.descriptor, block, offset)
                 block, offset = block[written:], offset + written
@@ -86,7 +95,7 @@ class LocalOutput:
         """Close the file, and before that make it durable when it is whole."""
         try:
             if sync:
-                with _told(self.path):
+                with _told(self.path, self.descriptor):
                     os.fsync(self.descriptor)
         finally:
             os.close(self.descriptor)
@@ -328,19 +337,30 @@ class Collection:
         return self._bytes_read
 
 
+def _missing_bytes(descriptor: int | None) -> int | None:
+    """Bytes of a file of its final size that no block of the disk has been found for yet."""
+    if descriptor is None:
+        return None
+    status = os.fstat(descriptor)
+    return max(0, status.st_size - status.st_blocks * STAT_BLOCK_BYTES)
+
+
 class _told:  # noqa: N801 - reads as a phrase where it is used
     """Turn an ``OSError`` on an output file into a ``StorageError`` that names it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, descriptor: int | None = None) -> None:
         self._path = path
+        self._descriptor = descriptor
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and is_full(error):
+            raise no_space(self._path, _missing_bytes(self._descriptor)) from error
         if isinstance(error, OSError):
             raise StorageError(
                 f"cannot write {self._path}: {error.strerror or error}",
                 file=self._path,
-                hint="Free some space or check the disk, then run the same command again: finished files are kept.",
+                hint="Check the disk, then run the same command again: finished files are kept.",
             ) from error

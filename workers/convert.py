@@ -24,7 +24,7 @@ from workers.collect import Collection
 from workers.destination import Destination, Intent, open_destination, order_of_writing
 from workers.engines import Engine, Work
 from workers.engines.threads import ThreadsEngine
-from workers.errors import Cancelled, CorruptFile, DestinationNotEmpty, InputError
+from workers.errors import Cancelled, CorruptFile, DestinationNotEmpty, InputError, InsufficientResources
 from workers.events import Committed, Observer, Planned, Started, Verifying, Warned, ignore
 from workers.families import map_checkpoint
 from workers.families.custom import read_mapping
@@ -282,6 +282,12 @@ class _Conversion:
             self.destination.release(discard=isinstance(error, InputError))
             if lost is not None:
                 raise lost from error
+            if isinstance(error, MemoryError):
+                raise InsufficientResources(
+                    "memory ran out in the middle of the conversion",
+                    expected=f"{self.plan.worker_bytes} bytes for each worker",
+                    hint="Give the machine more memory, or allow less with --memory; finished files are kept.",
+                ) from error
             raise
 
     def _make(self) -> tuple[dict[str, Any], int]:

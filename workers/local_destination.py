@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from workers.collect import STAT_BLOCK_BYTES
 from workers.destination import Destination, Intent, check_replaceable, describe, order_of_writing
 from workers.errors import (
     DestinationBusy,
@@ -29,12 +30,10 @@ from workers.errors import (
 )
 from workers.manifest import MANIFEST_NAME, FileRecord, WrittenFile, digest
 from workers.storage import Folder, FolderAddress, check_path, open_folder
+from workers.storage.space import is_full, no_space
 
 JOURNAL = ".unshard-journal"
 MOVING = "moving.json"
-STAT_BLOCK_BYTES = 512
-"""Unit of ``st_blocks``, by stat(2)."""
-
 RENAME_EXCHANGE = 2
 """Flag of Linux's renameat2(2): both names stay taken at each moment."""
 
@@ -334,10 +333,12 @@ class LocalDestination(Destination):
         except UnshardError:
             raise
         except OSError as error:
+            if is_full(error):
+                raise no_space(str(error.filename or self._path)) from error
             raise StorageError(
                 f"cannot write to {self._path}: {error.strerror or error}",
                 file=str(error.filename or self._path),
-                hint="Check the path, its permissions and the free space of its disk.",
+                hint="Check the path and its permissions.",
             ) from error
 
 

@@ -11,24 +11,24 @@ local folders also confines where links may lead.
 from __future__ import annotations
 
 import builtins
-import errno
 import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TypedDict
 
-from workers.errors import CorruptFile, IncompleteCheckpoint, InsufficientResources, StorageError, UnshardError
+from workers.errors import CorruptFile, IncompleteCheckpoint, StorageError, UnshardError
 from workers.storage.addresses import FolderAddress, Location, check_file_path, check_path, is_portable
 from workers.storage.descriptors import DESCRIPTORS
 from workers.storage.folder import Buffer, FileEntry, Folder, Source, UsageMeter, exactly
 from workers.storage.local_write import is_bookkeeping, version_of, write_file
 from workers.storage.ranges import coalesce, scatter
+from workers.storage.space import is_full, no_space
 
 # Reading over a gap of this size costs about as much as another system call and seek on an SSD.
 _MAX_GAP_BYTES = 32 * 2**10
 _MAX_SPAN_BYTES = 16 * 2**20
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class LocalFolder(Folder):
@@ -114,10 +114,12 @@ class LocalFolder(Folder):
 
     # --- writing -------------------------------------------------------------------------------------------
     def write(self, path: str, data: Buffer, *, if_absent: bool = False, if_version: str | None = None) -> FileEntry:
-        return self._write(path, Source(iter((memoryview(data),))), if_absent=if_absent, if_version=if_version)
+        view = memoryview(data)
+        conditions: _Conditions = {"if_absent": if_absent, "if_version": if_version}
+        return self._write(path, Source(iter((view,))), view.nbytes, conditions)
 
     def write_stream(self, path: str, chunks: Iterable[Buffer], size_bytes: int) -> FileEntry:
-        return self._write(path, Source(exactly(chunks, size_bytes, path)))
+        return self._write(path, Source(exactly(chunks, size_bytes, path)), size_bytes, PLAIN)
 
     def stream_window_bytes(self, size_bytes: int) -> int:  # noqa: ARG002 - each chunk is written before the next
         return 0
@@ -175,19 +177,25 @@ class LocalFolder(Folder):
             raise StorageError(message, file=target)
         return target
 
-    def _write(
-        self, path: str, chunks: Source, *, if_absent: bool = False, if_version: str | None = None
-    ) -> FileEntry:
+    def _write(self, path: str, chunks: Source, size_bytes: int, conditions: _Conditions) -> FileEntry:
         target = self._file(path)
         DESCRIPTORS.forget(target)
         try:
-            status = write_file(target, chunks, if_absent=if_absent, if_version=if_version)
+            status = write_file(target, chunks, **conditions)
         except OSError as error:
             if error is chunks.failure:
                 raise
-            raise _translate(error, target, writing=True) from error
+            raise _translate(error, target, writing=True, needed_bytes=size_bytes) from error
         self._meter.wrote(status.st_size)
         return _entry(path, status)
+
+
+class _Conditions(TypedDict):
+    if_absent: bool
+    if_version: str | None
+
+
+PLAIN: _Conditions = {"if_absent": False, "if_version": None}
 
 
 class _Reading:
@@ -261,9 +269,9 @@ def _told(path: str) -> Iterator[None]:
         raise _translate(error, path) from error
 
 
-def _translate(error: OSError, path: str, *, writing: bool = False) -> UnshardError:
-    if error.errno in _FULL:
-        return InsufficientResources(f"no space is left for {path}", file=path)
+def _translate(error: OSError, path: str, *, writing: bool = False, needed_bytes: int | None = None) -> UnshardError:
+    if is_full(error):
+        return no_space(path, needed_bytes)
     if isinstance(error, FileNotFoundError) and not writing:
         hint = "Check the path, and that the checkpoint was copied completely."
         return IncompleteCheckpoint(f"{path} is missing", file=path, hint=hint)
