@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import errors, schemas
-from service.api import batches, events, jobs, pages, parts, system
+from service.api import batches, events, jobs, pages, parts, system, webhooks
 from service.api.context import Context
 from service.batches.keeper import Keeper
 from service.batches.store import BatchStore
@@ -24,6 +24,7 @@ from service.jobs.store import JobStore
 from service.metrics import Metrics
 from service.security import Gate
 from service.settings import Settings
+from service.webhooks.hooks import Hooks
 from workers.convert import Result
 from workers.manifest import program_version
 
@@ -56,7 +57,7 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
         lifespan=lifespan,
     )
     app.state.context = context
-    for routes in (jobs, parts, events, batches, system, pages):
+    for routes in (jobs, parts, events, batches, system, webhooks, pages):
         app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings)
@@ -86,6 +87,7 @@ def _context(settings: Settings, run_conversion: RunConversion | None) -> Contex
         conversions=conversions,
         runner=runner,
         metrics=metrics,
+        hooks=Hooks.of(settings, database, metrics.deliveries),
         batches=BatchStore(database),
         keeper=Keeper(database, settings.poll_s),
     )
@@ -96,12 +98,14 @@ def _start(context: Context) -> None:
     context.database.migrate()
     context.conversions.start()
     context.runner.start(sole=sole)
+    context.hooks.deliverer.start()
     context.keeper.start()
 
 
 def _stop(context: Context) -> None:
     context.keeper.stop()
     context.runner.stop()
+    context.hooks.deliverer.stop()
     context.conversions.close()
     context.planner.close()
     context.database.close()

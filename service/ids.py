@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from datetime import datetime
 
 
 def new_id(kind: str) -> str:
@@ -21,3 +22,8 @@ def reserve_ids(kind: str, count: int) -> list[str]:
     """As many new ids, in the order that they sort."""
     start = time.time_ns() // 1000
     return [f"{kind}_{start + number:014x}{secrets.token_hex(6)}" for number in range(count)]
+
+
+def id_floor(kind: str, moment: datetime) -> str:
+    """What sorts before the ids of a kind that were made at a time or later, and after those made before."""
+    return f"{kind}_{int(moment.timestamp() * 1_000_000):014x}"

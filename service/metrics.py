@@ -33,6 +33,9 @@ class Metrics:
             "unshard_bytes", "Bytes of weights moved by succeeded jobs", ["direction"], registry=self.registry
         )
         self.tensors = Counter("unshard_tensors", "Tensors written by succeeded jobs", registry=self.registry)
+        self.deliveries = Counter(
+            "unshard_webhook_deliveries", "Webhook attempts by result", ["result"], registry=self.registry
+        )
         self.lost = Counter("unshard_lease_lost", "Leases that ended without a result", registry=self.registry)
 
     def render(self) -> bytes:

@@ -76,6 +76,10 @@ class Settings(BaseSettings):
     """Finished jobs."""
     keep_events_days: Annotated[float, Field(gt=0)] = 30.0
     keep_audit_days: Annotated[float, Field(gt=0)] = 365.0
+    webhook_allow_http: bool = False
+    """Also send webhooks unencrypted."""
+    webhook_allowed_networks: Networks = ()
+    """Networks, such as 10.1.0.0/16, that webhooks may go to besides public addresses."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 2**20
     max_batch_bytes: Annotated[int, Field(ge=1024)] = 2**24
     """Of the body that makes a batch: 10,000 items with paths of several hundred characters."""

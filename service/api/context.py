@@ -22,6 +22,7 @@ from service.jobs.runner import Runner
 from service.jobs.store import JobStore
 from service.metrics import Metrics
 from service.settings import Settings
+from service.webhooks.hooks import Hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Context:
     conversions: Conversions
     runner: Runner
     metrics: Metrics
+    hooks: Hooks
     batches: BatchStore
     keeper: Keeper
 
