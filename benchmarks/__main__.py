@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import formats
+from benchmarks import formats, soak
 from benchmarks.generate import make_checkpoint
 from benchmarks.measure import Series, copy_and_sync, interleave, run_command
 
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--tensors", type=int, default=36_000, help="tensors of the planning measurement")
     parser.add_argument("--ranks", type=int, default=128, help="ranks of the planning measurement")
+    parser.add_argument("--jobs", type=int, default=1000, help="jobs of the soak")
     parser.add_argument("--verl-python", help="python of an environment with verl, to measure verl's own merger, too")
     parser.add_argument("--deepspeed-python", help="python of an environment with deepspeed, to measure zero_to_fp32")
     parser.add_argument("--formats", default=",".join(FORMATS), help="formats of the measurement of formats")
@@ -249,6 +250,7 @@ CHOICES: dict[str, Callable[[argparse.Namespace], list[str]]] = {
     "ray": ray_engine,
     "s3": s3,
     "planning": planning,
+    "soak": soak.table,
 }
 FORMATS = (
     "dcp",

@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
+from service.cli.flags import (
+    DEFAULT_SERVER,
+    Assignments,
+    Config,
+    Destination,
+    From,
+    Json,
+    Server,
+    Source,
+    Step,
+    Token,
+    takes_options,
+)
 from service.cli.output import say
+from workers.options import ConvertOptions
 
 app = typer.Typer(
     name="unshard",
@@ -30,48 +44,6 @@ class EngineName(StrEnum):
     ray = "ray"
 
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or URL of the checkpoint.")]
-Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Folder or URL for the model.")]
-From = Annotated[
-    str | None, typer.Option("--from", metavar="FORMAT", help="Format of the source, if detection can't tell.")
-]
-To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="Format of the result. [default: hf]")]
-Dtype = Annotated[
-    str | None, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16. [default: as the source]")
-]
-Quantization = Annotated[
-    str | None,
-    typer.Option(metavar="SCHEME", help="fp8-block-128, fp8-dynamic, int8-w8a8 or int4-w4a16-g128. [default: none]"),
-]
-Ignore = Annotated[
-    list[str] | None,
-    typer.Option("--ignore", metavar="MODULE", help="What not to quantise: a name or re:REGEX; may be repeated."),
-]
-ShardSize = Annotated[str | None, typer.Option(metavar="SIZE", help="Size of an output file. [default: 5GB]")]
-Config = Annotated[
-    str | None, typer.Option("--config", metavar="FOLDER", help="Where config.json and the tokenizer are.")
-]
-Mapping = Annotated[
-    str | None, typer.Option("--mapping", metavar="FILE", help="Rules of your own for names, in JSON or YAML.")
-]
-Lora = Annotated[str | None, typer.Option(metavar="HOW", help="An adapter: separate or merge. [default: separate]")]
-Step = Annotated[int | None, typer.Option(metavar="N", help="Which of several checkpoints in a run folder.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at the destination.")]
-Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for parts under way. [default: 2GiB]")]
-Verify = Annotated[
-    str | None, typer.Option(metavar="LEVEL", help="none, digests, or reread the result. [default: digests]")
-]
-Assignments = Annotated[
-    list[str] | None, typer.Option("-o", "--option", metavar="NAME=VALUE", help="Any option; may be repeated.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Server = Annotated[
-    str, typer.Option("--server", metavar="URL", envvar="UNSHARD_SERVER", help="Where the service listens.")
-]
-Token = Annotated[str | None, typer.Option("--token", metavar="TOKEN", envvar="UNSHARD_TOKEN", help="Access token.")]
-DEFAULT_SERVER = "http://127.0.0.1:8000"
-
-
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
@@ -89,61 +61,34 @@ def root(
 
 
 @app.command()
+@takes_options
 def convert(
     source: Source,
     destination: Destination,
-    source_format: From = None,
-    target_format: To = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    ignore: Ignore = None,
-    max_shard_size: ShardSize = None,
-    config_dir: Config = None,
-    mapping: Mapping = None,
-    lora: Lora = None,
-    step: Step = None,
-    overwrite: Overwrite = False,
-    memory: Memory = None,
-    verify: Verify = None,
-    option: Assignments = None,
+    options: ConvertOptions,
     engine: Annotated[EngineName, typer.Option(help="What makes the parts.")] = EngineName.threads,
     workers: Annotated[int | None, typer.Option(min=1, help="How many threads or Ray mergers.")] = None,
     as_json: Json = False,
 ) -> int:
     """Convert a checkpoint into a Hugging Face model."""
-    given = dict(locals())
     from service.cli.converting import Request, run_convert
-    from service.cli.options import gather
 
-    return run_convert(Request(source, destination, gather(given, option), engine.value, workers), as_json=as_json)
+    return run_convert(Request(source, destination, options, engine.value, workers), as_json=as_json)
 
 
 @app.command()
+@takes_options
 def plan(
     source: Source,
     destination: Destination,
-    source_format: From = None,
-    target_format: To = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    ignore: Ignore = None,
-    max_shard_size: ShardSize = None,
-    config_dir: Config = None,
-    mapping: Mapping = None,
-    lora: Lora = None,
-    step: Step = None,
-    overwrite: Overwrite = False,
-    memory: Memory = None,
-    option: Assignments = None,
+    options: ConvertOptions,
     tensors: Annotated[bool, typer.Option("--tensors", help="One line for each tensor of the result.")] = False,
     as_json: Json = False,
 ) -> int:
     """Show what a conversion would do; nothing is written."""
-    given = dict(locals())
-    from service.cli.options import gather
     from service.cli.planning import run_plan
 
-    return run_plan((source, destination), gather(given, option), tensors=tensors, as_json=as_json)
+    return run_plan((source, destination), options, tensors=tensors, as_json=as_json)
 
 
 @app.command()
@@ -220,34 +165,19 @@ def serve(
 
 
 @app.command()
+@takes_options
 def submit(
     source: Source,
     destination: Destination,
-    source_format: From = None,
-    target_format: To = None,
-    dtype: Dtype = None,
-    quantization: Quantization = None,
-    ignore: Ignore = None,
-    max_shard_size: ShardSize = None,
-    config_dir: Config = None,
-    mapping: Mapping = None,
-    lora: Lora = None,
-    step: Step = None,
-    overwrite: Overwrite = False,
-    memory: Memory = None,
-    verify: Verify = None,
-    option: Assignments = None,
+    options: ConvertOptions,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show progress.")] = False,
     server: Server = DEFAULT_SERVER,
     token: Token = None,
     as_json: Json = False,
 ) -> int:
     """Hand a conversion to a running service."""
-    given = dict(locals())
-    from service.cli.options import gather
     from service.cli.remote import Endpoint, run_submit
 
-    options = gather(given, option)
     return run_submit(Endpoint(server, token), (source, destination), options, wait=wait, as_json=as_json)
 
 
