@@ -16,7 +16,6 @@ from service.jobs.keys import Replay, RequestKey
 from service.jobs.records import Job, JsonObject, NewJob
 from service.jobs.store import JobFilter, Submission
 from service.jobs.submit import checked
-from workers.convert import is_made, plan, plan_source
 from workers.options import ConvertOptions
 
 DEFAULT_RETRY = schemas.RetryRequest()
@@ -47,8 +46,8 @@ async def submit(
     asked = NewJob(**request.model_dump(), owner=caller.id)
     new, options = await run_in_threadpool(checked, asked, here.places)
     if how.dry_run:
-        made = await run_in_threadpool(plan, new.source, new.destination, options)
-        return JSONResponse(schemas.PlanAnswer(plan=made.summary()).model_dump(exclude_none=True))
+        summary = await run_in_threadpool(here.planner.preview, new.source, new.destination, options)
+        return JSONResponse(schemas.PlanAnswer(plan=summary).model_dump(exclude_none=True))
     if how.if_done == "return" and (done := await run_in_threadpool(_done_before, here, new, options)) is not None:
         return JSONResponse(_spelled(done), headers={"Location": f"/v1/jobs/{done.id}"})
     once = RequestKey.of(caller.id, key, ["jobs", request.model_dump(mode="json")]) if key is not None else None
@@ -72,9 +71,8 @@ def _done_before(here: Context, new: NewJob, options: ConvertOptions) -> Job | N
     done = here.store.finished_equal(new)
     if done is None or done.plan is None:
         return None
-    made = plan_source(new.source, options)
-    fits = made.fingerprint == done.plan.get("fingerprint") and is_made(made, new.destination)
-    return done if fits else None
+    made = here.planner.made(new.source, new.destination, options)
+    return done if made is not None and made == done.plan.get("fingerprint") else None
 
 
 def _spelled(job: Job) -> JsonObject:

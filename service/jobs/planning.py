@@ -20,7 +20,7 @@ from typing import Any
 
 from service.jobs.child import Channel, Child, told_status
 from service.logs import configure
-from workers.convert import plan, plan_source
+from workers.convert import is_made, plan, plan_source
 from workers.errors import Cancelled, InsufficientResources, UnshardError
 from workers.inspect import inspect
 from workers.options import ConvertOptions
@@ -95,6 +95,15 @@ class Planner:
         """What a source is; see ``workers.inspect``."""
         return dict(self._asked(("inspect", source, options, tensor)))
 
+    def check(self, source: str, options: ConvertOptions, limit_s: float) -> None:
+        """See whether a source can be converted; raises what ``plan_source`` does."""
+        self._asked(("check", source, options), limit_s)
+
+    def made(self, source: str, destination: str, options: ConvertOptions, limit_s: float | None = None) -> str | None:
+        """The fingerprint of this conversion's plan, when the destination holds its model already; else None."""
+        found: str | None = self._asked(("made", source, destination, options), limit_s)
+        return found
+
     def close(self) -> None:
         """End all processes."""
         with self._lock:
@@ -103,12 +112,15 @@ class Planner:
         for child in children:
             child.kill()
 
-    def _asked(self, request: tuple[Any, ...]) -> Any:
-        """Do what a request waits for: within its own time, and few at once."""
-        if not self._places.acquire(timeout=self._limits.inspect_s):
+    def _asked(self, request: tuple[Any, ...], limit_s: float | None = None) -> Any:
+        """Do what somebody waits for: within its own time, and few at once."""
+        limit_s = self._limits.inspect_s if limit_s is None else max(0.0, limit_s)
+        deadline = time.monotonic() + limit_s
+        if not self._places.acquire(timeout=limit_s):
             raise Overloaded
         try:
-            return pickle.loads(self._call(request, self._limits.inspect_s, lambda: False))  # noqa: S301 - our own
+            left_s = deadline - time.monotonic()
+            return pickle.loads(self._call(request, left_s, lambda: False))  # noqa: S301 - what our own process wrote
         finally:
             self._places.release()
 
@@ -217,6 +229,13 @@ def _do(kind: str, *arguments: Any) -> Any:
         return plan_source(*arguments)
     if kind == "preview":
         return plan(*arguments).summary()
+    if kind == "check":
+        plan_source(*arguments)
+        return None
+    if kind == "made":
+        source, destination, options = arguments
+        made = plan_source(source, options)
+        return made.fingerprint if is_made(made, destination) else None
     source, options, tensor = arguments
     return inspect(source, options, tensor=tensor).to_dict()
 
