@@ -69,6 +69,9 @@ class JobQuery(PageQuery):
     destination_prefix: Prefix | None = None
     created_after: Moment | None = None
     created_before: Moment | None = None
+    search: (
+        Annotated[Prefix, Field(description="A part of id, source or destination; case does not matter.")] | None
+    ) = None
 
 
 class SubmitQuery(_Request):
@@ -84,9 +87,11 @@ class SubmitQuery(_Request):
     ] = "again"
 
 
-class TensorQuery(PageQuery):
+class TensorQuery(_Request):
     """Which tensors to list."""
 
+    limit: Annotated[int, Field(ge=1, le=5000)] = 50
+    cursor: Cursor | None = None
     name: Annotated[str, Field(max_length=1024, description="A part of the name; case does not matter.")] | None = None
     file: Annotated[str, Field(max_length=4096, description="The output file that holds it.")] | None = None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, delete, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from service.db.database import Database
@@ -72,6 +72,8 @@ class JobFilter:
     destination_prefix: str | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
+    search: str | None = None
+    """A part of id, source or destination, in upper or lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +348,9 @@ def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
         query = query.where(jobs.c.source.startswith(wanted.source_prefix, autoescape=True))
     if wanted.destination_prefix is not None:
         query = query.where(jobs.c.destination.startswith(wanted.destination_prefix, autoescape=True))
+    if wanted.search:
+        parts = (jobs.c.id, jobs.c.source, jobs.c.destination)
+        query = query.where(or_(*(part.icontains(wanted.search, autoescape=True) for part in parts)))
     if wanted.created_after is not None:
         query = query.where(jobs.c.created_at > wanted.created_after)
     if wanted.created_before is not None:

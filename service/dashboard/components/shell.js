@@ -1,0 +1,86 @@
+// What surrounds every page: navigation, the state of the service, colour scheme, and the question for a token.
+
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact-standalone.mjs";
+import { isSignedIn, signIn, signOut, tokenWanted } from "../api.js";
+import { connection } from "../live.js";
+import { overview } from "../overview.js";
+import { PAGES } from "../pages.js";
+import { useSignal } from "../store.js";
+import { Icon } from "./icons.js";
+import { Button } from "./parts.js";
+
+const WORDS = { connecting: "Connecting", live: "Live", polling: "Live", offline: "Offline: trying again" };
+const SCHEME = "unshard-scheme";
+const SCHEMES = [["", "Scheme of the system", "settings"], ["light", "Light scheme", "sun"], ["dark", "Dark scheme", "moon"]];
+
+/** @param {{path: string, children: unknown}} props */
+export function Shell({ path, children }) {
+  return html`
+    <a class="skip" href="#main">Skip to the content</a>
+    <header class="side">
+      <a class="brand" href="/"><img src="/static/icon.svg" alt="" width="22" height="22" /><span>unshard</span></a>
+      <nav aria-label="Pages">${PAGES.filter((page) => page.nav).map((page) => html`<${NavLink} page=${page} path=${path} />`)}</nav>
+      <${Foot} />
+    </header>
+    <main id="main" tabindex="-1">${children}</main>`;
+}
+
+function NavLink({ page, path }) {
+  const current = page.pattern.test(path) || (page.nav.href === "/" && path.startsWith("/jobs"));
+  return html`<a href=${page.nav.href} class="nav" aria-current=${current ? "page" : undefined}>
+    <${Icon} name=${page.nav.icon} /><span>${page.nav.label}</span>
+  </a>`;
+}
+
+function Foot() {
+  const state = useSignal(connection);
+  const told = useSignal(overview);
+  return html`<div class="foot">
+    <p class=${`link link-${state}`} title=${state === "polling" ? "Asks for news every two seconds" : undefined}>
+      <span class="lamp" aria-hidden="true" /><span>${WORDS[state]}</span></p>
+    <a class="nav" href="/v1/docs"><${Icon} name="file" /><span>API</span></a>
+    <${Scheme} />
+    ${isSignedIn() && html`<${Button} label="Forget the token" icon="close" kind="ghost" onClick=${signOut} />`}
+    ${told?.version && html`<p class="version">unshard ${told.version}</p>`}
+  </div>`;
+}
+
+/** Light, dark, or what the system has. */
+function Scheme() {
+  const [chosen, choose] = useState(() => localStorage.getItem(SCHEME) ?? "");
+  useEffect(() => {
+    if (chosen) document.documentElement.dataset.scheme = chosen;
+    else delete document.documentElement.dataset.scheme;
+    localStorage.setItem(SCHEME, chosen);
+    dispatchEvent(new Event("schemechange"));
+  }, [chosen]);
+  const place = SCHEMES.findIndex(([name]) => name === chosen);
+  const [, label, icon] = SCHEMES[place];
+  return html`<${Button} label=${label} icon=${icon === "settings" ? "sun" : icon} kind="ghost"
+    onClick=${() => choose(SCHEMES[(place + 1) % SCHEMES.length][0])} />`;
+}
+
+/** Asks for the token that the service wants; it stays in this tab. */
+export function TokenQuestion() {
+  const wanted = useSignal(tokenWanted);
+  const dialog = useRef(null);
+  const field = useRef(null);
+  useEffect(() => {
+    if (wanted && !dialog.current.open) dialog.current.showModal();
+    if (!wanted && dialog.current.open) dialog.current.close();
+  }, [wanted]);
+  const submit = (event) => {
+    event.preventDefault();
+    signIn(field.current.value.trim());
+    field.current.value = "";
+  };
+  return html`<dialog ref=${dialog} class="dialog" aria-labelledby="token-title" onCancel=${(event) => event.preventDefault()}>
+    <form onSubmit=${submit}>
+      <h2 id="token-title">This service asks for a token</h2>
+      <p>${isSignedIn() ? "The token that this tab has is not valid any more." : "Whoever runs the service gives you one."} It is kept in this tab only, until you close it.</p>
+      <label for="token">Token</label>
+      <input id="token" ref=${field} type="password" autocomplete="off" required spellcheck=${false} />
+      <div class="actions"><${Button} label="Sign in" type="submit" kind="primary">Sign in<//></div>
+    </form>
+  </dialog>`;
+}

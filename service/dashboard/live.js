@@ -1,0 +1,122 @@
+// The one stream of a page: every job's newest snapshot, as it changes. Where there is no stream, the list is polled.
+//
+// Two things reach a page: `onJob` with a job that changed, and `onGap` when changes may have been missed (connected,
+// connected again, came back from the background), upon which it asks for what it shows.
+
+import { call, session, streamOf, tokenWanted } from "./api.js";
+import { signal } from "./store.js";
+
+const PATH = "/v1/events";
+const POLL_MS = 2000;
+const RETRY_MS = [500, 1000, 2000, 5000];
+const POLLED_JOBS = 100;
+
+/** "connecting", "live" (stream), "polling" or "offline". */
+export const connection = signal("connecting");
+
+const jobListeners = new Set();
+const gapListeners = new Set();
+let stopped = null;
+let lastId = "";
+let failures = 0;
+
+/** @param {(job: import("./types.js").Job) => void} listener */
+export function onJob(listener) {
+  jobListeners.add(listener);
+  return () => jobListeners.delete(listener);
+}
+
+/** @param {() => void} listener */
+export function onGap(listener) {
+  gapListeners.add(listener);
+  return () => gapListeners.delete(listener);
+}
+
+/** Tell the page what an answer of the service says of a job, without waiting for the stream to say it. */
+export function tellJob(job) {
+  for (const listener of [...jobListeners]) listener(job);
+}
+
+function tellGap() {
+  for (const listener of [...gapListeners]) listener();
+}
+
+/** Begin, and keep going for as long as the page is there. */
+export function follow() {
+  restart();
+  session.watch(restart);
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden && connection.value !== "live") restart();
+  });
+  addEventListener("online", restart);
+}
+
+function restart() {
+  stopped?.abort();
+  stopped = new AbortController();
+  failures = 0;
+  run(stopped.signal);
+}
+
+async function run(stop) {
+  while (!stop.aborted) {
+    try {
+      await readStream(stop);
+    } catch (error) {
+      if (stop.aborted) return;
+      if (error.status === 404 || error.status === 405) return poll(stop);
+      if (error.status === 401) return connection.set("offline");
+    }
+    if (stop.aborted) return;
+    if (failures > 0) connection.set("offline");
+    await pause(RETRY_MS[Math.min(failures, RETRY_MS.length - 1)], stop);
+    failures += 1;
+  }
+}
+
+async function readStream(stop) {
+  for await (const event of streamOf(PATH, { lastId, signal: stop })) {
+    if (event.id) lastId = event.id;
+    if (event.type === "open") {
+      failures = 0;
+      connection.set("live");
+      tellGap();
+    } else {
+      take(event.data);
+    }
+  }
+}
+
+function take(data) {
+  const told = JSON.parse(data);
+  const job = told.job ?? told;
+  if (job.id && job.state && job.source) tellJob(job);
+}
+
+async function poll(stop) {
+  const known = new Map();
+  while (!stop.aborted) {
+    try {
+      if (!document.hidden) {
+        const { items } = await call(`/v1/jobs?limit=${POLLED_JOBS}`, { signal: stop });
+        for (const job of items) if (known.get(job.id) !== job.updated_at) tellJob(job);
+        known.clear();
+        for (const job of items) known.set(job.id, job.updated_at);
+        if (connection.value !== "polling") tellGap();
+        connection.set("polling");
+      }
+    } catch (error) {
+      if (stop.aborted) return;
+      connection.set("offline");
+      if (tokenWanted.value) return;
+    }
+    await pause(POLL_MS, stop);
+  }
+}
+
+function pause(ms, stop) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    stop.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+  });
+}
