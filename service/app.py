@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import errors, schemas
-from service.api import batches, events, jobs, pages, parts, system, webhooks
+from service.api import batches, events, jobs, overview, pages, parts, system, webhooks
 from service.api.context import Context
 from service.batches.keeper import Keeper
 from service.batches.store import BatchStore
@@ -57,7 +57,7 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
         lifespan=lifespan,
     )
     app.state.context = context
-    for routes in (jobs, parts, events, batches, system, webhooks, pages):
+    for routes in (jobs, parts, events, batches, system, overview, webhooks, pages):
         app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings)
