@@ -12,12 +12,18 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from tests import deepspeed_files
 from tests.dcp_files import DcpFolder, DcpSaved
 from tests.families.framework_writers import WRITERS
 from tests.families.tiny_models import tiny_model
+from tests.formats.cases import Area
 from workers.convert import convert
 from workers.options import ConvertOptions
 
@@ -48,6 +54,21 @@ ZERO = {"qwen2": 2, "llama": 2, "mixtral": 3, "qwen3_moe": 3}
 CHANGES = {
     "llama4_text": {"layer_types": ["chunked_attention", "full_attention"]},
     "deepseek_v3": {"qk_head_dim": 8, "head_dim": 4},  # the latter is that of the rotary embedding
+}
+
+
+# Real checkpoints, some with vision towers; other tests compare each tensor with the source model's by its digest.
+CASES = {
+    ("torchtune", "llama32-vision-tune-061"): AutoModelForImageTextToText,
+    ("torchtune", "llama4-tune-head"): AutoModelForImageTextToText,
+    ("torchtune", "meta-llama32-vision-1file"): AutoModelForImageTextToText,
+    ("torchtune", "meta-llama4-tp2-interleaved"): AutoModelForImageTextToText,
+    ("verl-fsdp", "qwen2_5_vl-fsdp1-frozen-vision-ws2"): AutoModelForImageTextToText,
+    ("verl-fsdp", "critic-token-cls-fsdp2-ws3-empty-shards"): AutoModelForTokenClassification,
+    ("megatron", "mbridge-deepseek-v3-tp2-pp2"): AutoModelForCausalLM,
+    ("megatron", "mbridge-glm4-moe-mtp-pp2"): AutoModelForCausalLM,
+    ("megatron", "mlm-torch-mixtral-ep2"): AutoModelForCausalLM,
+    ("megatron", "verl030-llama-tp2-pp2"): AutoModelForCausalLM,
 }
 
 
@@ -189,3 +210,21 @@ def test_deepspeed(kind, stage, tmp_path):
         deepspeed_files.stage_1_or_2(source / "global_step1", groups, 3)
     (source / "latest").write_text("global_step1")
     assert_same_logits(source, model)
+
+
+@pytest.mark.parametrize(("area", "name"), CASES)
+def test_real_checkpoints_load_without_a_tensor_that_is_missing_or_left_over(area, name, tmp_path):
+    case = Area(area)
+    source = case.folder / name / case.described(name)["input"]
+    convert(str(source), str(tmp_path / "model"), case.options(name))
+    loaded, report = CASES[area, name].from_pretrained(tmp_path / "model", output_loading_info=True)
+    text = loaded.config.get_text_config()
+    # Layers that predict further tokens are counted after the model's own, and transformers does not build them.
+    further = tuple(f"model.layers.{text.num_hidden_layers + n}." for n in range(2))
+    assert not report["missing_keys"]
+    assert not [key for key in report["unexpected_keys"] if not key.startswith(further)]
+    assert not report["mismatched_keys"]
+    with torch.no_grad():
+        logits = loaded.eval()(TOKENS % text.vocab_size).logits
+    assert logits.isfinite().all()
+    assert logits.std() > 0
