@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import errors, schemas
-from service.api import batches, events, jobs, overview, pages, parts, system, webhooks
+from service.api import batches, events, jobs, overview, pages, parts, system, watches, webhooks
 from service.api.context import Context
 from service.batches.keeper import Keeper
 from service.batches.store import BatchStore
@@ -24,6 +24,8 @@ from service.jobs.store import JobStore
 from service.metrics import Metrics
 from service.security import Gate
 from service.settings import Settings
+from service.watches.store import WatchStore
+from service.watches.watcher import Watcher
 from service.webhooks.hooks import Hooks
 from workers.convert import Result
 from workers.manifest import program_version
@@ -57,7 +59,7 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
         lifespan=lifespan,
     )
     app.state.context = context
-    for routes in (jobs, parts, events, batches, system, overview, webhooks, pages):
+    for routes in (jobs, parts, events, batches, watches, system, overview, webhooks, pages):
         app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings)
@@ -90,6 +92,8 @@ def _context(settings: Settings, run_conversion: RunConversion | None) -> Contex
         hooks=Hooks.of(settings, database, metrics.deliveries),
         batches=BatchStore(database),
         keeper=Keeper(database, settings.poll_s),
+        watches=WatchStore(database),
+        watcher=Watcher.of(database, places, planner, runner, settings.poll_s),
     )
 
 
@@ -100,9 +104,11 @@ def _start(context: Context) -> None:
     context.runner.start(sole=sole)
     context.hooks.deliverer.start()
     context.keeper.start()
+    context.watcher.start()
 
 
 def _stop(context: Context) -> None:
+    context.watcher.stop()
     context.keeper.stop()
     context.runner.stop()
     context.hooks.deliverer.stop()

@@ -80,6 +80,7 @@ class Settings(BaseSettings):
     """Also send webhooks unencrypted."""
     webhook_allowed_networks: Networks = ()
     """Networks, such as 10.1.0.0/16, that webhooks may go to besides public addresses."""
+    min_watch_interval_s: Annotated[float, Field(gt=0)] = 5.0
     max_body_bytes: Annotated[int, Field(ge=1024)] = 2**20
     max_batch_bytes: Annotated[int, Field(ge=1024)] = 2**24
     """Of the body that makes a batch: 10,000 items with paths of several hundred characters."""

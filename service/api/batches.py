@@ -47,7 +47,7 @@ def submit_batch(
         return _created(earlier.answer, {"Idempotency-Replayed": "true"})
     drafts = _drafts(request, here, caller.id)
     if dry_run:
-        return _plain(_preview(drafts))
+        return _plain(_preview(drafts, here))
     new = NewBatch(
         owner=caller.id,
         name=request.name,
@@ -99,8 +99,8 @@ def _refused(refusal: ItemsRefused) -> Problem:
     return Problem("validation", str(refusal), hint=hint, errors=faults)
 
 
-def _preview(drafts: Sequence[Draft]) -> schemas.Preview:
-    done = already_done(drafts)
+def _preview(drafts: Sequence[Draft], here: Context) -> schemas.Preview:
+    done = already_done(drafts, here.planner)
     items = [
         schemas.PreviewItem(
             position=position,

@@ -22,6 +22,8 @@ from service.jobs.runner import Runner
 from service.jobs.store import JobStore
 from service.metrics import Metrics
 from service.settings import Settings
+from service.watches.store import WatchStore
+from service.watches.watcher import Watcher
 from service.webhooks.hooks import Hooks
 
 
@@ -41,6 +43,8 @@ class Context:
     hooks: Hooks
     batches: BatchStore
     keeper: Keeper
+    watches: WatchStore
+    watcher: Watcher
 
 
 def _context(request: Request) -> Context:

@@ -32,22 +32,33 @@ class TooManyFound(InputError):
 
 
 def discover(prefix: str, pattern: Pattern, profile: str | None = None) -> list[Found]:
-    """The folders below a prefix that a pattern means, by step.
+    """The folders below a prefix that a pattern means, by step; ``NothingFound`` says what is there when none fits.
 
-    ``NothingFound`` when the prefix is not there or holds nothing that fits; ``TooManyFound`` beyond ``MOST_FOUND``.
+    ``TooManyFound`` beyond ``MOST_FOUND``.
     """
+    found = look_for(prefix, pattern, profile)
+    if not found:
+        folder = open_folder(FolderAddress(prefix, profile))
+        raise _nothing_fits(folder.subfolders(), prefix, pattern)
+    return found
+
+
+def look_for(prefix: str, pattern: Pattern, profile: str | None = None) -> list[Found]:
+    """The same for whoever is content with none; ``NothingFound`` when the prefix itself is not there."""
     folder = open_folder(FolderAddress(prefix, profile))
     try:
         with ThreadPoolExecutor(CONCURRENT_LISTINGS, "discovery") as pool:
-            levels: list[str] = [""]
+            paths: list[str] = [""]
             for segment in pattern.segments:
-                levels = _below(folder, levels, segment, pool)
-        if not levels:
-            raise _nothing(folder, prefix, pattern)
+                paths = _below(folder, paths, segment, pool)
+        if not paths and not folder.exists():
+            raise NothingFound(
+                f"there is nothing at {prefix}", hint="Check the path, and that this service can reach it."
+            )
     finally:
         folder.close()
     above = Location.parse(prefix).url.rstrip("/").rpartition("/")[2]
-    return [_found(folder, path, pattern, above) for path in sorted(levels, key=natural)]
+    return [_found(folder, path, pattern, above) for path in sorted(paths, key=natural)]
 
 
 def _below(folder: Folder, paths: Sequence[str], segment: str, pool: ThreadPoolExecutor) -> list[str]:
@@ -86,19 +97,15 @@ def _joined(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _nothing(folder: Folder, prefix: str, pattern: Pattern) -> NothingFound:
-    """Says how far the pattern fits and what lies where it doesn't."""
+def _nothing_fits(names: Sequence[str], prefix: str, pattern: Pattern) -> NothingFound:
     text = "/".join(pattern.segments)
-    if not folder.exists():
-        hint = "Check the path, and that this service can reach it."
-        return NothingFound(f"there is nothing at {prefix}", hint=hint, expected=text)
-    names = folder.subfolders()
     shown = ", ".join(sorted(names, key=natural)[:SHOWN])
     if len(names) > SHOWN:
         shown += f" and {len(names) - SHOWN:,} more"
     return NothingFound(
-        f"no folder below {prefix} fits the pattern {text!r}",
+        f"no folder below {prefix} fits the pattern {text!r}: "
+        + (f"there are {shown}" if names else "it has no folders"),
         hint="The pattern is compared with the names of folders, segment by segment.",
         expected=text,
-        found=f"the folders {shown}" if names else "no folders",
+        found=shown,
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from service.batches.drafts import Draft
 from service.batches.planning import MOST_AT_ONCE, PlanningTooSlow, check_made
+from service.jobs.planning import Planner
 from service.jobs.records import NewJob
 from workers.errors import UnshardError
 from workers.manifest import MANIFEST_NAME
@@ -20,7 +22,7 @@ TIME_S = 30.0
 CONCURRENT_LOOKS = 16
 
 
-def already_done(drafts: Sequence[Draft], time_s: float = TIME_S) -> list[bool | None]:
+def already_done(drafts: Sequence[Draft], planner: Planner, time_s: float = TIME_S) -> list[bool | None]:
     """Of each draft, whether its destination holds the model that it would make; None where that isn't known.
 
     Destinations without a manifest are told by one request each. Only for the others the source is planned, since
@@ -31,7 +33,7 @@ def already_done(drafts: Sequence[Draft], time_s: float = TIME_S) -> list[bool |
     with ThreadPoolExecutor(CONCURRENT_LOOKS, "preview") as pool:
         candidates = list(pool.map(lambda job: _may_be_done(job, deadline), jobs))
     with ThreadPoolExecutor(MOST_AT_ONCE, "preview") as pool:
-        return list(pool.map(lambda job, candidate: _is_done(job, candidate, deadline), jobs, candidates))
+        return list(pool.map(partial(_is_done, planner, deadline), jobs, candidates))
 
 
 def _may_be_done(job: NewJob | None, deadline: float) -> bool | None:
@@ -50,12 +52,12 @@ def _may_be_done(job: NewJob | None, deadline: float) -> bool | None:
         folder.close()
 
 
-def _is_done(job: NewJob | None, candidate: bool | None, deadline: float) -> bool | None:  # noqa: FBT001
+def _is_done(planner: Planner, deadline: float, job: NewJob | None, candidate: bool | None) -> bool | None:  # noqa: FBT001
     if not candidate or job is None:
         return candidate
     try:
         options = ConvertOptions.from_dict(job.options)
-        return check_made(job.source, job.destination, options, deadline - time.monotonic())
+        return check_made(planner, (job.source, job.destination), options, deadline - time.monotonic())
     except PlanningTooSlow:
         return None
     except UnshardError:
