@@ -11,11 +11,12 @@ from starlette.concurrency import run_in_threadpool
 
 from service import errors, schemas
 from service.api import batches, events, jobs, overview, pages, parts, system, watches, webhooks
-from service.api.context import Context
+from service.api.context import Context, spelled_job
 from service.batches.keeper import Keeper
 from service.batches.store import BatchStore
 from service.db.database import Database
 from service.jobs.addresses import Places
+from service.jobs.changes import Changes
 from service.jobs.cluster import Conversions, GivenConversions, RayConversions
 from service.jobs.parts import JobParts
 from service.jobs.planning import Planner, PlanningLimits
@@ -90,6 +91,7 @@ def _context(settings: Settings, run_conversion: RunConversion | None) -> Contex
         runner=runner,
         metrics=metrics,
         hooks=Hooks.of(settings, database, metrics.deliveries),
+        changes=Changes(database, spelled_job),
         batches=BatchStore(database),
         keeper=Keeper(database, settings.poll_s),
         watches=WatchStore(database),

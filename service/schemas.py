@@ -58,8 +58,8 @@ class PageQuery(_Request):
     cursor: Cursor | None = None
 
 
-class JobQuery(PageQuery):
-    """Which jobs to list; all that is given has to fit."""
+class JobChoice(_Request):
+    """Which jobs; all that is given has to fit."""
 
     state: Annotated[list[State], Field(description="May be given several times.")] = []
     label: Annotated[list[LabelFilter], Field(description="NAME:VALUE; may be given several times.")] = []
@@ -94,6 +94,16 @@ class TensorQuery(_Request):
     cursor: Cursor | None = None
     name: Annotated[str, Field(max_length=1024, description="A part of the name; case does not matter.")] | None = None
     file: Annotated[str, Field(max_length=4096, description="The output file that holds it.")] | None = None
+
+
+class JobQuery(JobChoice, PageQuery):
+    """Which jobs to list."""
+
+
+class StreamQuery(JobChoice):
+    """Which jobs to follow."""
+
+    job_id: Annotated[list[Id], Field(max_length=100, description="May be given several times.")] = []
 
 
 class JobChange(_Request):

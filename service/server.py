@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 import uvicorn
 
@@ -19,11 +20,12 @@ GRACE_S = 3
 """How long answers under way, streams above all, may take after a stop signal."""
 
 
-class _Server(uvicorn.Server):
-    """Says where it listens as soon as it does."""
+class Server(uvicorn.Server):
+    """Says where it listens as soon as it does, and ends streams as soon as it is to stop."""
 
-    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None], greeting: str = "") -> None:
         super().__init__(config)
+        self._end_streams = end_streams
         self._greeting = greeting
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -31,6 +33,11 @@ class _Server(uvicorn.Server):
         if self.started:
             sys.stdout.write(self._greeting)
             sys.stdout.flush()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Before uvicorn waits for answers under way: those that follow a job would go on as long as it may wait.
+        self._end_streams()
+        await super().shutdown(sockets)
 
 
 def serve(settings: Settings) -> None:
@@ -55,7 +62,7 @@ def serve(settings: Settings) -> None:
         # After an orderly end uvicorn raises the signal again; there is nothing left for it to do then.
         signal.signal(number, lambda *_: None)
     try:
-        _Server(config, greeting).run([listener])
+        Server(config, app.state.context.changes.close, greeting).run([listener])
     finally:
         listener.close()
 

@@ -15,6 +15,7 @@ from service.batches.store import BatchStore
 from service.db.database import Database
 from service.errors import Problem
 from service.jobs.addresses import Places
+from service.jobs.changes import Changes
 from service.jobs.cluster import Conversions
 from service.jobs.parts import JobParts
 from service.jobs.planning import Planner
@@ -41,6 +42,7 @@ class Context:
     runner: Runner
     metrics: Metrics
     hooks: Hooks
+    changes: Changes
     batches: BatchStore
     keeper: Keeper
     watches: WatchStore
@@ -96,3 +98,8 @@ def job_answer(job: object) -> schemas.Job:
     if told.batch_id is not None:
         links["batch"] = f"/v1/batches/{told.batch_id}"
     return told.model_copy(update={"links": links})
+
+
+def spelled_job(job: object) -> str:
+    """The same as JSON."""
+    return job_answer(job).model_dump_json()

@@ -1,66 +1,188 @@
-"""``/v1/jobs/{id}/events``: as JSON pages, or as a stream for who accepts one."""
+"""``/v1/jobs/{id}/events`` and ``/v1/events``: what happens, as JSON pages or as streams for who accepts them."""
 
 from __future__ import annotations
 
-import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
 from fastapi.sse import EventSourceResponse, format_sse_event
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from service import schemas
-from service.api.context import PROBLEMS, Context, Here, Reader
+from service.api.context import PROBLEMS, Context, Here, Reader, spelled_job
+from service.api.jobs import job_filter
+from service.jobs.changes import LOOK_AGAIN_S, LOOK_BACK, Change
+from service.jobs.records import Job, now
+from service.jobs.store import JobFilter, JobNotFound, fits
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1", tags=["jobs"], responses=PROBLEMS)
 
-STREAM_POLL_S = 0.3
 KEEP_ALIVE_S = 15.0
+KEEP_ALIVE = b": still here\n\n"
 PAGE = 500
-STREAM: dict[int | str, dict[str, Any]] = {
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+PAGE_OR_STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}, "description": "A page, or with Accept: text/event-stream a stream"}
 }
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "A stream of events `job`, each with a job as its data"}
+}
+LastEventId = Annotated[str, Header(max_length=40, description="Resume a stream after this event.")]
 
 
-@router.get("/{job_id}/events", response_model=schemas.EventPage, responses=STREAM)
+@router.get("/jobs/{job_id}/events", response_model=schemas.EventPage, responses=PAGE_OR_STREAM)
 async def events(
     job_id: str,
     here: Here,
     caller: Reader,
     after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
-    last_event_id: Annotated[str, Header(description="Resume a stream after this event.")] = "",
+    last_event_id: LastEventId = "",
 ) -> Any:
     """Show what happened to a job, from an event on."""
     if "text/event-stream" not in accept:
         _, found = await run_in_threadpool(here.store.events, job_id, after, PAGE, caller.only_owner)
         items = [schemas.Event.model_validate(event) for event in found]
         return schemas.EventPage(items=items, next_after=items[-1].seq if items else after)
-    await run_in_threadpool(
-        here.store.get, job_id, caller.only_owner
-    )  # a problem is still an answer now, in the stream it isn't
+    # A problem is still an answer now, in the stream it isn't.
+    await run_in_threadpool(here.store.get, job_id, caller.only_owner)
     after = int(last_event_id) if re.fullmatch("[0-9]{1,9}", last_event_id) else after
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    response: Response = EventSourceResponse(_stream(here, job_id, after), headers=headers)
-    return response
+    return _streamed(_events_of(here, job_id, after))
 
 
-async def _stream(here: Context, job_id: str, after: int) -> AsyncIterator[bytes]:
-    """Events as they come, until the job has ended or the service does; a comment now and then keeps proxies calm."""
-    quiet_s = 0.0
-    while not here.runner.stopping:
-        job, found = await run_in_threadpool(here.store.events, job_id, after, PAGE)
-        for event in found:
-            after = event.seq
-            told = schemas.Event.model_validate(event)
-            yield format_sse_event(data_str=told.model_dump_json(), event=event.type, id=str(event.seq))
-        if job.is_terminal and not found:
-            return
-        quiet_s = 0.0 if found else quiet_s + STREAM_POLL_S
-        if quiet_s >= KEEP_ALIVE_S:
-            quiet_s = 0.0
-            yield b": still here\n\n"
-        await asyncio.sleep(STREAM_POLL_S)
+@router.get("/events", responses=STREAM, response_class=Response)
+async def stream(
+    here: Here, caller: Reader, query: Annotated[schemas.StreamQuery, Query()], last_event_id: LastEventId = ""
+) -> Any:
+    """Follow all jobs that fit, each as it is whenever it changes, in one stream; those named by id also at first."""
+    named = [await run_in_threadpool(here.store.get, job_id, caller.only_owner) for job_id in query.job_id]
+    snapshots = _Snapshots(here, job_filter(query, caller.only_owner), frozenset(query.job_id))
+    return _streamed(snapshots.follow(_moment(last_event_id), named))
+
+
+def _streamed(content: AsyncIterator[bytes]) -> Response:
+    return EventSourceResponse(content, headers=STREAM_HEADERS)
+
+
+class _Calm:
+    """Says when a stream was silent for so long that proxies may take it for dead."""
+
+    def __init__(self) -> None:
+        self.spoke()
+
+    def spoke(self) -> None:
+        self._at = time.monotonic()
+
+    @property
+    def left_s(self) -> float:
+        return max(self._at + KEEP_ALIVE_S - time.monotonic(), 0.0)
+
+
+async def _events_of(here: Context, job_id: str, after: int) -> AsyncIterator[bytes]:
+    """Events as they come, until the job has ended or the service does.
+
+    The job is read before its events, so that one that has ended has none that was not seen. Where the database is
+    away the stream ends: the client comes again with ``Last-Event-ID``.
+    """
+    calm = _Calm()
+    with here.changes.listening(lambda change: change.job.id == job_id) as listener:
+        while not here.changes.closed:
+            try:
+                job, found = await run_in_threadpool(here.store.events, job_id, after, PAGE)
+            except (SQLAlchemyError, JobNotFound):
+                return
+            for event in found:
+                after = event.seq
+                told = schemas.Event.model_validate(event)
+                yield format_sse_event(data_str=told.model_dump_json(), event=event.type, id=str(event.seq))
+                calm.spoke()
+            if found:
+                continue
+            if job.is_terminal:
+                return
+            if not calm.left_s:
+                yield KEEP_ALIVE
+                calm.spoke()
+            await listener.wait(min(calm.left_s, LOOK_AGAIN_S))
+
+
+class _Snapshots:
+    """Jobs as they are, one stream of them: first what changed since a time, then what changes."""
+
+    def __init__(self, here: Context, wanted: JobFilter, ids: frozenset[str]) -> None:
+        self._here = here
+        self._ids = ids
+        self._states = frozenset(wanted.states)
+        # Without states, which a job may just have left: whoever follows those that run has to hear of their end.
+        self._anywhere = replace(wanted, states=())
+
+    def wants(self, change: Change) -> bool:
+        """Whether a change is told here; one of a job whose state before is not known is."""
+        states = self._states
+        told = not states or change.before is None or not states.isdisjoint((change.before, change.job.state))
+        return told and self._fits(change.job)
+
+    def _fits(self, job: Job) -> bool:
+        return (not self._ids or job.id in self._ids) and fits(job, self._anywhere)
+
+    async def follow(self, since: datetime, named: list[Job]) -> AsyncIterator[bytes]:
+        """The stream; it ends with the service, and where the database is away: clients come again."""
+        calm = _Calm()
+        for job in named:
+            yield _event(spelled_job(job), since)
+        with self._here.changes.listening(self.wants) as listener, suppress(SQLAlchemyError):
+            # As it begins a stream tells the last seconds, too: who lists jobs and then listens misses nothing.
+            behind = True
+            sent: dict[str, datetime] = {}
+            while not self._here.changes.closed:
+                if behind:
+                    listener.restart()
+                    began, sent = now(), {}
+                    async for job in self._changed(since):
+                        if job.updated_at >= began - LOOK_BACK:
+                            sent[job.id] = job.updated_at
+                        yield _event(spelled_job(job), job.updated_at)
+                        calm.spoke()
+                    since = began
+                for change in await listener.wait(calm.left_s):
+                    since = change.since
+                    if change.job.updated_at > sent.pop(change.job.id, LONG_AGO):
+                        yield _event(change.text, since)
+                        calm.spoke()
+                behind = listener.lags
+                if not calm.left_s:
+                    yield KEEP_ALIVE
+                    calm.spoke()
+
+    async def _changed(self, since: datetime) -> AsyncIterator[Job]:
+        """Jobs that changed since a time or shortly before, in pages, as fast as they are taken."""
+        since, after = since - LOOK_BACK, ""
+        while True:
+            found = await run_in_threadpool(self._here.store.changed, self._anywhere, since, PAGE, after)
+            for job in found:
+                if self._fits(job):
+                    yield job
+            if len(found) < PAGE:
+                return
+            since, after = found[-1].updated_at, found[-1].id
+
+
+def _event(text: str, since: datetime) -> bytes:
+    """A job, and the time to come back with: all that changed before has been told."""
+    return format_sse_event(data_str=text, event="job", id=str(int(since.timestamp() * 1000)))
+
+
+def _moment(event_id: str) -> datetime:
+    """The time that an event's id stands for; now, where it is none."""
+    if not re.fullmatch("[0-9]{1,13}", event_id):
+        return now()
+    return min(datetime.fromtimestamp(int(event_id) / 1000, UTC), now())

@@ -87,9 +87,9 @@ def jobs(here: Here, caller: Reader, query: Annotated[schemas.JobQuery, Query()]
     return schemas.JobPage(items=[job_answer(job) for job in items], next_cursor=following)
 
 
-def job_filter(query: schemas.JobQuery, owner: str | None) -> JobFilter:
+def job_filter(query: schemas.JobChoice, owner: str | None) -> JobFilter:
     """The filter that a query spells."""
-    given = query.model_dump(exclude={"state", "label", "limit", "cursor"})
+    given = query.model_dump(exclude={"state", "label", "limit", "cursor", "job_id"})
     labels = dict(label.split(":", 1) for label in query.label)
     return JobFilter(owner=owner, states=tuple(query.state), labels=labels, **given)
 

@@ -12,6 +12,7 @@ from fastapi import Header, Query
 from starlette.concurrency import run_in_threadpool
 
 from service.api.context import Context
+from service.jobs.changes import LOOK_AGAIN_S
 from service.jobs.records import Job
 
 POLL_S = 0.25
@@ -37,8 +38,10 @@ def etag(job: Job) -> str:
 async def until(here: Context, job_id: str, enough: Callable[[Job], bool], limit_s: float) -> Job:
     """The job as soon as it is as wanted, or as it is when the time is over or the service stops."""
     deadline = time.monotonic() + limit_s
-    while True:
-        job = await run_in_threadpool(here.store.get, job_id)
-        if enough(job) or time.monotonic() >= deadline or here.runner.stopping:
-            return job
-        await asyncio.sleep(POLL_S)
+    with here.changes.listening(lambda change: change.job.id == job_id) as listener:
+        while True:
+            job = await run_in_threadpool(here.store.get, job_id)
+            left_s = deadline - time.monotonic()
+            if enough(job) or left_s <= 0 or here.changes.closed:
+                return job
+            await listener.wait(min(left_s, LOOK_AGAIN_S))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, insert, null, select, update
 
 from service.db import tables
 from service.times import now, spelled
@@ -95,6 +95,9 @@ class JobEvent:
 
 
 _JOB_FIELDS = tuple(Job.__dataclass_fields__)
+SNAPSHOT = tuple(null().label(name) if name == "plan" else tables.jobs.c[name] for name in _JOB_FIELDS)
+"""The columns of a job without its plan, which may be large and does not change while it is followed."""
+
 
 
 def job_of(row: RowMapping) -> Job:

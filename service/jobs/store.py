@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from service.db.database import Database
@@ -15,6 +15,7 @@ from service.db.tables import LIVE_STATES, TERMINAL_STATES, events, jobs
 from service.ids import is_id, reserve_ids
 from service.jobs.keys import Replay, RequestKey, remember, replayed
 from service.jobs.records import (
+    SNAPSHOT,
     Job,
     JobEvent,
     JsonObject,
@@ -143,12 +144,16 @@ class JobStore:
         with self._database.read() as connection:
             return [job_of(row) for row in connection.execute(query).mappings()]
 
-    def changed(self, wanted: JobFilter, since: datetime, limit: int) -> list[Job]:
-        """Jobs that changed at a time or later, the longest unchanged first."""
-        query = _filtered(select(jobs), wanted).where(jobs.c.updated_at >= since)
+    def changed(self, wanted: JobFilter, since: datetime, limit: int, after: str = "") -> list[Job]:
+        """Jobs that changed at a time or later, the longest unchanged first; without their plans.
+
+        ``since`` and ``after`` are ``updated_at`` and ``id`` of the last job of the page before.
+        """
+        stamp = jobs.c.updated_at
+        later = or_(stamp > since, and_(stamp == since, jobs.c.id > after))
+        query = _filtered(select(*SNAPSHOT), wanted).where(later).order_by(stamp, jobs.c.id).limit(limit)
         with self._database.read() as connection:
-            found = connection.execute(query.order_by(jobs.c.updated_at, jobs.c.id).limit(limit)).mappings()
-            return [job_of(row) for row in found]
+            return [job_of(row) for row in connection.execute(query).mappings()]
 
     def events(self, job_id: str, after: int, limit: int, owner: str | None = None) -> tuple[Job, list[JobEvent]]:
         """The job, and its events with a greater number than ``after``."""
@@ -329,6 +334,22 @@ def _row(job_id: str, new: NewJob, moment: datetime) -> JsonObject:
 def _refuse_busy(connection: Connection, destination: str) -> None:
     for job_id in busy_destinations(connection, [destination]).values():
         raise BusyDestination(job_id, destination)
+
+
+def fits(job: Job, wanted: JobFilter) -> bool:
+    """Whether a job is among those that a filter lists."""
+    exactly = ((wanted.owner, job.owner), (wanted.batch_id, job.batch_id), (wanted.watch_id, job.watch_id))
+    search = (wanted.search or "").lower()
+    return (
+        all(value in (None, found) for value, found in exactly)
+        and (not wanted.states or job.state in wanted.states)
+        and wanted.labels.items() <= job.labels.items()
+        and job.source.startswith(wanted.source_prefix or "")
+        and job.destination.startswith(wanted.destination_prefix or "")
+        and any(search in part.lower() for part in (job.id, job.source, job.destination))
+        and (wanted.created_after is None or job.created_at > wanted.created_after)
+        and (wanted.created_before is None or job.created_at < wanted.created_before)
+    )
 
 
 def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:

@@ -18,6 +18,7 @@ import uvicorn
 from service.app import create_app
 from service.client import Client
 from service.db.database import Database
+from service.server import Server
 from service.settings import Settings
 from workers.convert import Result
 from workers.errors import Cancelled
@@ -118,7 +119,7 @@ def running(settings: Settings, converter: Any = None, token: str | None = None)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     app = create_app(settings, run_conversion=converter)
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = Server(config, app.state.context.changes.close)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
