@@ -10,6 +10,8 @@ from sqlalchemy import Connection, RowMapping, Select, bindparam, insert, select
 from service.db.tables import LEASED_STATES, LIVE_STATES, events, jobs
 from service.jobs.records import JsonObject, now, spelled
 from service.jobs.store import busy_destinations
+from service.webhooks.job_events import tell_changed
+from service.webhooks.outbox import Happening
 
 CANCELLED, CANCELLING = "cancelled", "cancelling"
 RETRIABLE_STATES = ("failed", "cancelled")
@@ -41,7 +43,7 @@ def requeue_failed(connection: Connection, batch_id: str) -> tuple[int, dict[str
     busy = busy_destinations(connection, [row["destination"] for row in rows])
     ready = [row for row in rows if row["destination"] not in busy]
     moment = now()
-    fresh: JsonObject = {"error": None, "progress": None, "warnings": [], "losses": 0}
+    fresh: JsonObject = {"error": None, "progress": None, "warnings": [], "losses": 0, "not_before": None}
     fresh |= {"state": "queued", "state_times": {"queued": spelled(moment)}, "updated_at": moment}
     _change(connection, ready, {}, fresh)
     _tell(connection, ready, {row["id"]: "job.requeued" for row in ready}, {"reason": "retry", "from_scratch": False})
@@ -55,7 +57,7 @@ def set_priority(connection: Connection, batch_id: str, priority: int) -> None:
 
 
 def _of(batch_id: str) -> Select[Any]:
-    columns = (jobs.c.id, jobs.c.state, jobs.c.state_times, jobs.c.last_seq, jobs.c.destination)
+    columns = (jobs.c.id, jobs.c.state, jobs.c.state_times, jobs.c.last_seq, jobs.c.owner, jobs.c.destination)
     return select(*columns).where(jobs.c.batch_id == batch_id).order_by(jobs.c.id)
 
 
@@ -89,7 +91,7 @@ def _change(
 
 
 def _tell(connection: Connection, rows: Sequence[RowMapping], kinds: Mapping[str, str], data: JsonObject) -> None:
-    """Add the event of each row's change to its sequence."""
+    """Add the event of each row's change to its sequence, and to the outbox of webhooks."""
     if not rows:
         return
     moment = now()
@@ -98,3 +100,8 @@ def _tell(connection: Connection, rows: Sequence[RowMapping], kinds: Mapping[str
         for row in rows
     ]
     connection.execute(insert(events), made)
+    seqs: dict[tuple[str, str], dict[str, int]] = {}
+    for row in rows:
+        seqs.setdefault((row["owner"], kinds[row["id"]]), {})[row["id"]] = row["last_seq"] + 1
+    for (owner, kind), those in seqs.items():
+        tell_changed(connection, Happening(owner, kind, moment, data), those)

@@ -19,7 +19,8 @@ from service.batches.records import ENDED_STATES
 from service.batches.tally import tallies
 from service.db.database import Database
 from service.db.tables import LIVE_STATES, batches, jobs
-from service.jobs.records import JsonObject, now
+from service.jobs.records import JsonObject, now, spelled
+from service.webhooks.outbox import enqueue
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,22 @@ def _end(connection: Connection, row: RowMapping) -> None:
     values: JsonObject = {"state": state, "ended_at": moment, "updated_at": moment, "tally": tally.to_dict()}
     changed = update(batches).where(batches.c.id == batch_id, batches.c.state == row["state"]).values(**values)
     if connection.execute(changed).rowcount:
+        enqueue(connection, row["owner"], "batch.completed", _told(row, values))
         log.info("%s is %s: %s", batch_id, state, tally.counts)
+
+
+def _told(row: RowMapping, values: JsonObject) -> JsonObject:
+    """What webhooks are told of a batch that has ended."""
+    return {
+        "batch_id": row["id"],
+        "name": row["name"],
+        "state": values["state"],
+        "labels": row["labels"],
+        **values["tally"],
+        "created_at": spelled(row["created_at"]),
+        "ended_at": spelled(values["ended_at"]),
+        "links": {"self": f"/v1/batches/{row['id']}"},
+    }
 
 
 def _stop_rest(connection: Connection, row: RowMapping) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, RowMapping, select
 
@@ -51,6 +51,31 @@ def tell_created(connection: Connection, rows: Sequence[JsonObject]) -> None:
         made = [row for row in rows if row["owner"] == owner]
         told = [Happening(owner, "job.created", row["created_at"], _data(row, 1, {}), row["id"]) for row in made]
         deliver(connection, told, ears)
+
+
+def tell_changed(connection: Connection, happening: Happening, seqs: Mapping[str, int]) -> None:
+    """Put the same event of many jobs of one owner into the outbox, given its number in each job's sequence."""
+    if happening.type not in EVENT_TYPES:
+        return
+    ears = hearers(connection, happening.owner, happening.type)
+    ids = list(seqs) if ears else []
+    for start in range(0, len(ids), ROWS_PER_QUERY):
+        some = select(*SHOWN).where(jobs.c.id.in_(ids[start : start + ROWS_PER_QUERY])).order_by(jobs.c.id)
+        told = [
+            Happening(
+                happening.owner,
+                happening.type,
+                happening.at,
+                _data(row, seqs[row["id"]], happening.data),
+                row["id"],
+            )
+            for row in connection.execute(some).mappings()
+        ]
+        deliver(connection, told, ears)
+
+
+ROWS_PER_QUERY = 500
+"""Values in one IN list: SQLite takes at most some thousands."""
 
 
 def _data(row: RowMapping | JsonObject, seq: int, detail: JsonObject) -> JsonObject:
