@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import formats, soak
+from benchmarks import formats, quantized, soak
 from benchmarks.generate import make_checkpoint
 from benchmarks.measure import Series, copy_and_sync, interleave, run_command
 
@@ -244,12 +244,19 @@ def _in_own_process(folder: Path, what: str) -> dict[str, float]:
     return found
 
 
+def quantization(arguments: argparse.Namespace) -> list[str]:
+    """Quantised results from a bfloat16 model on the local disk."""
+    series, size_gb = quantized.measure(source(arguments.size_gb), arguments)
+    return table(series, size_gb, f"Quantising {size_gb:.1f} GB of bfloat16, local disk, whole commands")
+
+
 CHOICES: dict[str, Callable[[argparse.Namespace], list[str]]] = {
     "disk": disk,
     "formats": formats.table,
     "ray": ray_engine,
     "s3": s3,
     "planning": planning,
+    "quantization": quantization,
     "soak": soak.table,
 }
 FORMATS = (
