@@ -126,14 +126,14 @@ def parse(url: str, rules: TargetRules) -> httpx.URL:
         raise BadTarget("the URL may not hold a user or password: check the signature instead")
     if parts.fragment:
         raise BadTarget("the URL may not have a #fragment, which is never sent")
-    if parts.port == 0:
-        raise BadTarget("there is no port 0")
+    if not 0 < port_of(parts) < 2**16:
+        raise BadTarget(f"there is no port {parts.port}")
     return parts
 
 
 def port_of(target: httpx.URL) -> int:
     """The port that a URL means."""
-    return target.port or (443 if target.scheme == "https" else 80)
+    return target.port if target.port is not None else {"https": 443, "http": 80}[target.scheme]
 
 
 def checked_addresses(target: httpx.URL, rules: TargetRules, resolver: Resolver = resolve) -> list[str]:
