@@ -140,6 +140,10 @@ class Progress(BaseModel):
     bytes_per_s: int | None = None
     eta_s: float | None = None
     workers: dict[str, str] = Field(default_factory=dict)
+    written: Annotated[
+        dict[str, list[tuple[int, int]]],
+        Field(description="Of the output files under way: byte ranges [start, stop) that are done."),
+    ] = Field(default_factory=dict)
 
 
 class JobError(BaseModel):

@@ -30,6 +30,10 @@ PROGRESS_EVERY_S = 0.5
 STAT_BLOCK_BYTES = 512
 """Unit of ``st_blocks``, by stat(2)."""
 
+MOST_FILES_TOLD = 64
+MOST_RANGES_TOLD = 64
+"""Ranges of each file in the news of progress, which must stay small whatever the plan is."""
+
 SYNC_FILE_RANGE_WRITE = 2
 """Flag of Linux's sync_file_range(2): begin to write dirty pages, don't wait."""
 
@@ -329,8 +333,26 @@ class Collection:
                 files_done=len(self.records),
                 files_total=len(self._files),
                 workers=dict(self._workers),
+                written=self._written(),
             )
         )
+
+    def _written(self) -> dict[str, list[tuple[int, int]]]:
+        """Byte ranges that are done, of the files under way."""
+        begun = [file for file, account in enumerate(self._accounts) if account.digests and file not in self.records]
+        return {self._files[file].path: self._ranges(file) for file in begun[:MOST_FILES_TOLD]}
+
+    def _ranges(self, file: int) -> list[tuple[int, int]]:
+        parts = self._recipe.parts
+        ranges: list[tuple[int, int]] = []
+        for part in sorted(self._accounts[file].digests):
+            start = int(parts.offset[part])
+            stop = start + int(parts.length[part])
+            if ranges and ranges[-1][1] == start:
+                ranges[-1] = (ranges[-1][0], stop)
+            elif len(ranges) < MOST_RANGES_TOLD:
+                ranges.append((start, stop))
+        return ranges
 
     @property
     def bytes_read(self) -> int:

@@ -40,6 +40,8 @@ class Progress:
     files_total: int
     workers: dict[str, str] = field(default_factory=dict)
     """Worker name -> what it does now."""
+    written: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Output file under way -> the byte ranges of it that are done, in order; of very many some are left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,9 @@ from workers.options import ConvertOptions
 PROGRESS_INTERVAL_S = 0.5
 RATE_WINDOW_S = 10.0
 MOST_WARNINGS = 200
+WRITTEN = "written"
+"""The part of progress that is of interest only now: events leave it out, since many of them are kept."""
+
 PLAN_BRIEF = ("fingerprint", "tensors", "bytes_total", "parts")
 WRITE_ATTEMPTS = 20
 """Times that a final state is tried to be written while the database is away, a second apart."""
@@ -190,7 +193,8 @@ class Attempt:
             case events.Progress():
                 progress = self._progress.take(event)
                 if progress is not None:
-                    self._leases.note(self.lease, PROGRESS, progress, progress=progress)
+                    told = {name: value for name, value in progress.items() if name != WRITTEN}
+                    self._leases.note(self.lease, PROGRESS, told, progress=progress)
             case events.FileCompleted(name, size_bytes, digest):
                 data = {"name": name, "size_bytes": size_bytes, "digest": digest}
                 self._leases.shards_done(self.lease, {name: digest}, data)
@@ -233,6 +237,7 @@ class _ProgressMeter:
             "bytes_per_s": rate,
             "eta_s": round(left / rate, 1) if rate else None,
             "workers": dict(event.workers),
+            WRITTEN: event.written,
         }
         if moment - self._written < PROGRESS_INTERVAL_S:
             return None
@@ -241,7 +246,7 @@ class _ProgressMeter:
 
     def final(self) -> JsonObject | None:
         """The newest progress, whether it was written or not, with nobody at work any more."""
-        return {**self._last, "eta_s": None, "workers": {}} if self._last else None
+        return {**self._last, "eta_s": None, "workers": {}, WRITTEN: {}} if self._last else None
 
     def _rate(self) -> int | None:
         (first, start), (last, end) = self._samples[0], self._samples[-1]

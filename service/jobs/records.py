@@ -99,7 +99,6 @@ SNAPSHOT = tuple(null().label(name) if name == "plan" else tables.jobs.c[name] f
 """The columns of a job without its plan, which may be large and does not change while it is followed."""
 
 
-
 def job_of(row: RowMapping) -> Job:
     """The job in a row of ``jobs``."""
     return Job(**{name: row[name] for name in _JOB_FIELDS})
@@ -113,11 +112,14 @@ def event_of(row: RowMapping) -> JobEvent:
 def append_event(connection: Connection, job_id: str, kind: str, data: JsonObject) -> None:
     """Add an event to a job's sequence, and to the outbox of webhooks; call it when the job's row is as it is to be.
 
-    Of progress only the newest is kept, so that a long job stays small.
+    Of progress the newest is kept, and of its history since the last plan so many points, evenly spread, that a
+    chart can be drawn and a long job stays small.
     """
     jobs, events = tables.jobs, tables.events
-    if kind == PROGRESS:
+    if kind == PLANNED:
         connection.execute(delete(events).where(events.c.job_id == job_id, events.c.type == PROGRESS))
+    elif kind == PROGRESS:
+        _thin_progress(connection, job_id)
     seq, owner = connection.execute(
         update(jobs)
         .where(jobs.c.id == job_id)
@@ -129,7 +131,24 @@ def append_event(connection: Connection, job_id: str, kind: str, data: JsonObjec
     tell(connection, Happening(owner, kind, moment, data, job_id), seq)
 
 
+def _thin_progress(connection: Connection, job_id: str) -> None:
+    """Make room for one more event of progress."""
+    events = tables.events
+    history = (events.c.job_id == job_id, events.c.type == PROGRESS)
+    points = connection.execute(select(events.c.seq, events.c.at).where(*history).order_by(events.c.seq)).all()
+    superfluous: list[int] = []
+    if len(points) > 1 and points[-1].at - points[-2].at < (now() - points[0].at) / MOST_PROGRESS:
+        superfluous = [points[-1].seq]
+    elif len(points) >= MOST_PROGRESS:
+        superfluous = [point.seq for point in points[1::2]]
+    if superfluous:
+        connection.execute(delete(events).where(events.c.job_id == job_id, events.c.seq.in_(superfluous)))
+
+
+PLANNED = "job.planned"
 PROGRESS = "job.progress"
+MOST_PROGRESS = 100
+"""Points of a job's history of progress."""
 
 
 def enter(connection: Connection, job_id: str, state: str) -> JsonObject:

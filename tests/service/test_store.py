@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections import Counter
 from datetime import timedelta
+from itertools import count, pairwise
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -12,8 +13,9 @@ from alembic.migration import MigrationContext
 
 from service.db.database import Database, newest_revision
 from service.db.tables import metadata
+from service.jobs import records
 from service.jobs.leases import LeaseLost, LeaseRules, Leases
-from service.jobs.records import NewJob
+from service.jobs.records import NewJob, now
 from service.jobs.store import BusyDestination, JobFilter, JobStore
 from workers.errors import InvalidOption, StorageError
 
@@ -129,15 +131,33 @@ def test_a_job_that_is_being_cancelled_stays_so_until_its_end(store, database):
     assert store.get(job.id).state == "cancelled"
 
 
-def test_only_the_newest_progress_is_kept(store, database):
+def test_of_progress_the_newest_and_a_history_of_bounded_size_are_kept(store, database, monkeypatch):
     job = store.create(new())
     leases = Leases(database, "a")
     lease = leases.claim()
-    for done in range(5):
+    began = now()
+    ticks = count()
+    monkeypatch.setattr(records, "now", lambda: began + timedelta(seconds=0.1 * next(ticks)))
+    for done in range(240):
         leases.note(lease, "job.progress", {"bytes_done": done}, progress={"bytes_done": done})
+    _, events = store.events(job.id, 0, 500)
+    told = [event.data["bytes_done"] for event in events if event.type == "job.progress"]
+    assert told[0] == 0
+    assert told[-1] == 239
+    assert records.MOST_PROGRESS / 2 <= len(told) <= records.MOST_PROGRESS
+    steps = [after - before for before, after in pairwise(told)]
+    assert max(steps) <= 4 * 240 / records.MOST_PROGRESS  # evenly spread: no hole in a chart
+    assert events[-1].seq == 242
+
+
+def test_the_history_of_progress_begins_again_with_a_new_plan(store, database):
+    job = store.create(new())
+    leases = Leases(database, "a")
+    lease = leases.claim()
+    leases.note(lease, "job.progress", {"bytes_done": 7}, progress={"bytes_done": 7})
+    leases.planned(lease, {}, {"files": []}, b"")
     _, events = store.events(job.id, 0, 100)
-    assert [event.data for event in events if event.type == "job.progress"] == [{"bytes_done": 4}]
-    assert events[-1].seq == 7
+    assert "job.progress" not in [event.type for event in events]
 
 
 def test_a_busy_destination_is_free_again_after_the_end(store):
