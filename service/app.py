@@ -10,7 +10,8 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import errors, schemas
-from service.api import batches, events, jobs, overview, pages, parts, system, watches, webhooks
+from service.access.guard import Guard
+from service.api import audit, batches, events, jobs, overview, pages, parts, system, tokens, watches, webhooks
 from service.api.context import Context, spelled_job
 from service.batches.keeper import Keeper
 from service.batches.store import BatchStore
@@ -60,10 +61,10 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
         lifespan=lifespan,
     )
     app.state.context = context
-    for routes in (jobs, parts, events, batches, watches, system, overview, webhooks, pages):
+    for routes in (jobs, parts, events, batches, watches, system, overview, webhooks, tokens, audit, pages):
         app.include_router(routes.router)
     errors.install(app)
-    app.add_middleware(Gate, settings=settings)
+    app.add_middleware(Gate, settings=settings, guard=context.guard)
     _complete_schema(app, asks_for_token=settings.admin_token is not None)
     return app
 
@@ -83,6 +84,7 @@ def _context(settings: Settings, run_conversion: RunConversion | None) -> Contex
     return Context(
         settings=settings,
         database=database,
+        guard=Guard(settings, database),
         store=store,
         parts=JobParts(database),
         places=places,
@@ -116,6 +118,7 @@ def _stop(context: Context) -> None:
     context.hooks.deliverer.stop()
     context.conversions.close()
     context.planner.close()
+    context.guard.close()
     context.database.close()
 
 

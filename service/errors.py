@@ -9,6 +9,7 @@ anything else                ``internal``: the log has it, the answer doesn't
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from functools import singledispatch
 from typing import Any
@@ -19,6 +20,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from service.access.guard import NotAuthenticated
+from service.access.rates import TooFast, TooManyStreams
+from service.access.tokens import TokenNotFound
 from service.jobs.addresses import NotAllowed
 from service.jobs.failures import NOT_ALLOWED_HINT, TOO_LONG_HINT
 from service.jobs.keys import KeyReused
@@ -54,12 +58,14 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "no-step": (422, "A name holds no number"),
     "nothing-found": (422, "Nothing fits the pattern"),
     "payload-too-large": (413, "The request is too large"),
+    "rate-limited": (429, "Too many requests"),
     "source-not-allowed": (403, "The source is not in a place that may be used"),
     "storage": (424, "Reading or writing files failed"),
     "timeout": (504, "Reading the source took too long"),
     "too-many-found": (422, "Too much fits the pattern"),
     "target-not-allowed": (403, "Webhooks may not be sent to this address"),
     "too-many-queued": (429, "Too many jobs wait already"),
+    "too-many-streams": (429, "Too many streams are open already"),
     "too-many-webhooks": (409, "There are as many webhooks as may be"),
     "unauthenticated": (401, "A token is needed"),
     "unavailable": (503, "A part of the service does not answer"),
@@ -68,6 +74,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "unmapped-tensor": (422, "No rule says what becomes of a tensor"),
     "unsafe-pickle": (422, "A pickle is refused"),
     "validation": (422, "The request is not valid"),
+    "unsupported-media-type": (415, "The body is not JSON"),
     "verification-failed": (422, "Models differ"),
 }
 PROBLEM_PATH = "/problems/"
@@ -85,8 +92,11 @@ class Problem(Exception):
 
 
 def answer(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The response to a problem."""
+    """The response to a problem; one that has ``retry_after_s`` says so in the header for that, too."""
     status, title = PROBLEMS[problem.name]
+    headers = dict(headers or {})
+    if "retry_after_s" in problem.extra:
+        headers.setdefault("Retry-After", str(problem.extra["retry_after_s"]))
     document = {
         "type": PROBLEM_PATH + problem.name,
         "title": title,
@@ -95,7 +105,7 @@ def answer(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONRe
         "hint": problem.hint,
         **problem.extra,
     }
-    return JSONResponse(document, status, headers=dict(headers or {}), media_type="application/problem+json")
+    return JSONResponse(document, status, headers=headers, media_type="application/problem+json")
 
 
 @singledispatch
@@ -125,6 +135,27 @@ def _(error: BadOption) -> Problem:
     fault = {"pointer": pointer(("options", error.name) if error.name else ("options",)), "detail": str(error)}
     hint = error.hint or "GET /v1/formats lists the options and their values."
     return Problem("validation", str(error), hint=hint, errors=[fault])
+
+
+@problem_of.register
+def _(error: NotAuthenticated) -> Problem:
+    return Problem("unauthenticated", str(error), hint=error.hint)
+
+
+@problem_of.register
+def _(error: TooFast) -> Problem:
+    hint = "Wait as long as retry_after_s says, ask less often, or ask for a higher limit."
+    return Problem("rate-limited", str(error), hint=hint, retry_after_s=math.ceil(error.wait_s))
+
+
+@problem_of.register
+def _(error: TooManyStreams) -> Problem:
+    return Problem("too-many-streams", str(error), hint="Close some: one stream per page is enough.", retry_after_s=5)
+
+
+@problem_of.register
+def _(error: TokenNotFound) -> Problem:
+    return Problem("not-found", f"there is no token {error}", hint="GET /v1/tokens lists the tokens.")
 
 
 @problem_of.register
@@ -171,12 +202,13 @@ def _(error: TookTooLong) -> Problem:
 
 @problem_of.register
 def _(_error: Overloaded) -> Problem:
-    return Problem("unavailable", "as many sources are being read as may be", hint="Try again in a moment.")
+    detail = "as many sources are being read as may be"
+    return Problem("unavailable", detail, hint="Try again in a moment.", retry_after_s=10)
 
 
 @problem_of.register
 def _(_error: SQLAlchemyError) -> Problem:
-    return Problem("unavailable", "the job store does not answer", hint="Try again in a moment.")
+    return Problem("unavailable", "the job store does not answer", hint="Try again in a moment.", retry_after_s=2)
 
 
 def pointer(path: tuple[int | str, ...]) -> str:
@@ -213,6 +245,7 @@ _EXPECTED: tuple[type[Exception], ...] = (
     Problem,
     UnshardError,
     NotAllowed,
+    TokenNotFound,
     BadOption,
     JobNotFound,
     WrongState,
@@ -233,7 +266,7 @@ def install(app: FastAPI) -> None:
 
     async def unavailable(_: Request, error: Exception) -> JSONResponse:
         log.warning("the job store does not answer", exc_info=error)
-        return answer(problem_of(error), {"Retry-After": "2"})
+        return answer(problem_of(error))
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else

@@ -1,19 +1,24 @@
-"""What every request passes before a route sees it: name, origin, token, size, depth; and headers of every answer.
+"""What every request passes before a route sees it: name, origin, token, rate, kind, size and depth of the body.
 
-Plain ASGI, so that streams pass through untouched.
+And what every answer gets on its way out: headers, and for a change its row in the audit. Plain ASGI, so that streams
+pass through untouched.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
+from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import Problem, answer
+from service.access.guard import Attempt, Guard, NotAuthenticated
+from service.access.principals import Principal
+from service.access.rates import TooFast, TooManyStreams
+from service.access.recording import Recorder, client_address, plain_path
+from service.errors import Problem, answer, problem_of
 from service.settings import Settings
 
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
@@ -32,18 +37,20 @@ HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+JSON = "application/json"
+_REFUSALS = (Problem, NotAuthenticated, TooFast, SQLAlchemyError)
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 
 
 class Gate:
     """The checks, in the order of their cost."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, guard: Guard) -> None:
         self._app = app
         self._settings = settings
-        token = settings.admin_token.get_secret_value() if settings.admin_token else None
-        self._token_digest = None if token is None else _digest(token)
-        self._hosts = LOOPBACK_NAMES | {name.lower() for name in (settings.host, *settings.allowed_hosts)}
+        self._guard = guard
+        names = (settings.host, *settings.allowed_hosts)
+        self._hosts = LOOPBACK_NAMES | {name.lower() for name in names if name}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with a problem."""
@@ -52,31 +59,66 @@ class Gate:
             return
         sending = _with_headers(send, no_store=scope["path"].startswith("/v1"))
         try:
-            self._check(scope)
-            if scope["method"] not in SAFE_METHODS:
-                receive = await self._checked_body(receive, self._limit_bytes(scope["path"]))
-        except Problem as problem:
-            challenge = {"WWW-Authenticate": "Bearer"} if problem.name == "unauthenticated" else {}
-            await answer(problem, challenge)(scope, receive, sending)
+            self._check_sender(scope)
+            if not _asks_for_caller(scope["path"]):
+                await self._app(scope, receive, sending)
+                return
+            caller = await self._caller(scope)
+        except _REFUSALS as error:
+            await _refused(error)(scope, receive, sending)
             return
-        await self._app(scope, receive, sending)
+        scope["principal"] = caller
+        if scope["method"] in SAFE_METHODS:
+            await self._show(scope, receive, sending)
+        else:
+            await self._change(scope, receive, sending)
 
-    def _check(self, scope: Scope) -> None:
-        path, headers = scope["path"], Headers(scope=scope)
-        if path in OPEN_PATHS:
+    async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what changes nothing; a stream is counted as long as it lasts."""
+        async with AsyncExitStack() as stack:
+            if "text/event-stream" in Headers(scope=scope).get("accept", ""):
+                try:
+                    stack.enter_context(self._guard.stream(scope["principal"]))
+                except TooManyStreams as error:
+                    await _refused(error)(scope, receive, send)
+                    return
+            await self._app(scope, receive, send)
+
+    async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what may change something, and have it recorded whatever becomes of it."""
+        record = Recorder(self._guard.audit, scope, scope["principal"], send)
+        try:
+            receive = await self._checked_body(scope, receive)
+        except Problem as problem:
+            await answer(problem)(scope, receive, record.send)
+            return
+        try:
+            await self._app(scope, receive, record.send)
+        except Exception:
+            await record.failed()
+            raise
+
+    async def _caller(self, scope: Scope) -> Principal:
+        headers = Headers(scope=scope)
+        attempt = Attempt(headers.get("authorization"), client_address(scope), plain_path(scope))
+        caller = await self._guard.identify(attempt)
+        self._guard.count(caller)
+        return caller
+
+    def _check_sender(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if scope["path"] in OPEN_PATHS:
             return
         self._check_host(headers)
         if scope["method"] not in SAFE_METHODS:
             self._check_origin(headers)
-        if self._token_digest is not None and path.startswith("/v1/") and path not in _OPEN_DOCUMENTS:
-            self._check_token(headers)
 
     def _check_host(self, headers: Headers) -> None:
         """Against DNS rebinding: a page elsewhere can make its own name point here, but not change what it's called.
 
         With a token and no list of names any name will do: such a page doesn't have the token.
         """
-        if self._token_digest is not None and not self._settings.allowed_hosts:
+        if self._guard.keyring.asks and not self._settings.allowed_hosts:
             return
         host = re.sub(r":\d+$", "", headers.get("host", "")).lower()
         if host not in self._hosts:
@@ -95,25 +137,22 @@ class Gate:
                 hint="Send the request from a program, or from the service's own pages.",
             )
 
-    def _check_token(self, headers: Headers) -> None:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        # Digests, so that neither content nor length of the token shows in the time that this takes.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(token.strip()), self._token_digest or b""):
-            raise Problem(
-                "unauthenticated",
-                "the request shows no valid token",
-                hint="Send the header Authorization: Bearer TOKEN; the administrator has the token.",
-            )
-
     def _limit_bytes(self, path: str) -> int:
         """Batches list thousands of items; whatever else is sent is small."""
         is_batch = path == "/v1/batches"
         return self._settings.max_batch_bytes if is_batch else self._settings.max_body_bytes
 
-    async def _checked_body(self, receive: Receive, limit_bytes: int) -> Receive:
+    async def _checked_body(self, scope: Scope, receive: Receive) -> Receive:
+        headers = Headers(scope=scope)
+        limit_bytes = self._limit_bytes(scope["path"])
+        announced = headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > limit_bytes:
+            raise _too_large(limit_bytes)
         body = await _read(receive, limit_bytes)
         if body.count(b"[") + body.count(b"{") > self._settings.max_json_depth:
             _check_depth(body, self._settings.max_json_depth)
+        if body:
+            _check_kind(headers)
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
@@ -140,6 +179,10 @@ async def _read(receive: Receive, limit_bytes: int) -> bytes:
 _OPEN_DOCUMENTS = {"/v1/docs", "/v1/openapi.json"}
 
 
+def _too_large(limit_bytes: int) -> Problem:
+    return Problem("payload-too-large", f"the body is larger than {limit_bytes} bytes", hint="Send less at a time.")
+
+
 def _check_depth(body: bytes, limit: int) -> None:
     depth = 0
     for match in _TOKEN.finditer(body):
@@ -151,8 +194,21 @@ def _check_depth(body: bytes, limit: int) -> None:
             depth -= 1
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+def _check_kind(headers: Headers) -> None:
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
+        found = f"is of the kind {kind[:80]}" if kind else "is of no kind that is told"
+        hint = f"Send JSON with the header Content-Type: {JSON}."
+        raise Problem("unsupported-media-type", f"the body {found}, and not {JSON}", hint=hint)
+
+
+def _asks_for_caller(path: str) -> bool:
+    return path.startswith("/v1/") and path not in _OPEN_DOCUMENTS
+
+
+def _refused(error: Exception) -> ASGIApp:
+    problem = problem_of(error)
+    return answer(problem, {"WWW-Authenticate": "Bearer"} if problem.name == "unauthenticated" else {})
 
 
 def _with_headers(send: Send, *, no_store: bool) -> Send:

@@ -56,7 +56,16 @@ def serve(settings: Settings) -> None:
     finally:
         database.close()
     app = create_app(settings)
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_S,
+        # Not even loopback is believed by itself: whoever is on this machine could pass for anybody in the audit.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+        server_header=False,
+    )
     greeting = _greeting(settings, listener, database.shown)
     for number in STOP_SIGNALS:
         # After an orderly end uvicorn raises the signal again; there is nothing left for it to do then.

@@ -81,6 +81,14 @@ class Settings(BaseSettings):
     webhook_allowed_networks: Networks = ()
     """Networks, such as 10.1.0.0/16, that webhooks may go to besides public addresses."""
     min_watch_interval_s: Annotated[float, Field(gt=0)] = 5.0
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = 3000
+    """Of each token that has no limit of its own; the local user has none."""
+    failed_logins_per_minute: Annotated[int, Field(ge=1)] = 20
+    """Wrong tokens that may come from one address."""
+    max_streams: Annotated[int, Field(ge=1)] = 20
+    """Event streams that a token may have open."""
+    trusted_proxies: Several = ()
+    """Addresses and networks whose headers X-Forwarded-For and X-Forwarded-Proto are believed."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 2**20
     max_batch_bytes: Annotated[int, Field(ge=1024)] = 2**24
     """Of the body that makes a batch: 10,000 items with paths of several hundred characters."""

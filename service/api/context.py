@@ -9,6 +9,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import SecurityScopes
 
 from service import schemas
+from service.access.guard import Guard
 from service.access.principals import LOCAL, Principal
 from service.batches.keeper import Keeper
 from service.batches.store import BatchStore
@@ -34,6 +35,7 @@ class Context:
 
     settings: Settings
     database: Database
+    guard: Guard
     store: JobStore
     parts: JobParts
     places: Places

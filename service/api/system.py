@@ -8,7 +8,7 @@ from typing import Any, get_args
 from fastapi import APIRouter, Response
 
 from service import schemas
-from service.api.context import PROBLEMS, Context, Here
+from service.api.context import PROBLEMS, Context, Here, Reader
 from service.db.database import newest_revision
 from service.errors import PROBLEM_PATH, Problem
 from service.errors import PROBLEMS as PROBLEM_NAMES
@@ -20,7 +20,7 @@ router = APIRouter(tags=["service"], responses=PROBLEMS)
 
 
 @router.get("/v1/formats")
-def formats() -> schemas.Formats:
+def formats(_: Reader) -> schemas.Formats:
     """List what can be read and written."""
     return schemas.Formats(
         read=[schemas.FormatAnswer(**asdict(known)) for known in known_formats()],
@@ -30,7 +30,7 @@ def formats() -> schemas.Formats:
 
 
 @router.post("/v1/inspect")
-def inspect_source(request: schemas.InspectRequest, here: Here) -> dict[str, Any]:
+def inspect_source(request: schemas.InspectRequest, here: Here, _: Reader) -> dict[str, Any]:
     """Say what lies at a source, from its metadata."""
     options = read_options(request.options)
     source = here.places.check_source(request.source, options)
@@ -38,7 +38,7 @@ def inspect_source(request: schemas.InspectRequest, here: Here) -> dict[str, Any
 
 
 @router.get("/v1/workers")
-def workers(here: Here) -> schemas.Workers:
+def workers(here: Here, _: Reader) -> schemas.Workers:
     """Show the cluster and what each worker does."""
     state, detail = here.conversions.state()
     return schemas.Workers.model_validate({"state": state, "detail": detail, **here.conversions.describe()})

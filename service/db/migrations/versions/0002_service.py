@@ -251,7 +251,7 @@ def _make_access() -> None:
         _id("actor"),
         sa.Column("actor_name", sa.String(255), nullable=False),
         sa.Column("address", sa.String(64), nullable=False),
-        sa.Column("action", sa.String(64), nullable=False),
+        sa.Column("action", sa.String(255), nullable=False),
         sa.Column("target", sa.Text, nullable=False),
         sa.Column("status", sa.Integer, nullable=False),
         sa.Column("detail", sa.JSON, nullable=False),
