@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from workers.convert import convert
-from workers.errors import VerificationFailed
+from workers.errors import InvalidOption, VerificationFailed
 from workers.forward import compare_logits
 from workers.options import ConvertOptions
 
@@ -55,3 +56,11 @@ def test_a_missing_weight_is_named_and_never_made_up(model: Path, tmp_path: Path
     with pytest.raises(VerificationFailed, match=r"model\.norm\.weight"):
         compare_logits(str(model), str(other))
     assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.skipif(bool(find_spec("compressed_tensors")), reason="the package that must be missing is installed")
+def test_a_package_that_a_quantised_model_needs_is_named(model: Path, tmp_path: Path) -> None:
+    convert(str(model), str(tmp_path / "int8"), ConvertOptions(quantization="int8-w8a8"))
+    with pytest.raises(InvalidOption, match="compressed-tensors") as caught:
+        compare_logits(str(model), str(tmp_path / "int8"))
+    assert "--forward" in caught.value.hint

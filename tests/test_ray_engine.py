@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 
@@ -19,10 +21,14 @@ from workers.convert import run_plan
 from workers.engines.ray_engine import RayEngine
 from workers.engines.ray_pool import PoolOptions
 from workers.engines.threads import ThreadsEngine
-from workers.errors import Cancelled, CorruptFile, InsufficientResources
+from workers.errors import Cancelled, CorruptFile, InsufficientResources, InvalidOption
 from workers.events import Event, Progress, Retried
+from workers.expressions import Source
+from workers.mapping import Target
 from workers.options import ConvertOptions
-from workers.plan import Plan
+from workers.plan import Plan, make_plan
+from workers.quantization import SCHEMES
+from workers.quantized import Quantize, Scales
 from workers.storage import open_folder
 
 
@@ -170,3 +176,29 @@ def test_the_engine_says_what_its_workers_are(engine: RayEngine) -> None:
     described = engine.describe()
     assert [worker["kind"] for worker in described] == ["merger", "merger", "collector"]
     assert all(worker["node"] for worker in described)
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_actors_quantise_to_the_same_bytes_and_name_a_weight_that_cannot_be(
+    engine: RayEngine, tmp_path: Path, scheme: str
+) -> None:
+    finite = np.random.default_rng(5).standard_normal((300, 256)).astype(np.float32)
+    made = {"whole": finite, "broken": finite.copy()}
+    made["broken"][260, 3] = np.inf
+    for name, values in made.items():
+        checkpoint = write_source(tmp_path / name, {"m.weight": ("F32", values.view(np.uint32))}, 5)
+        weight = Source(0, "F32", values.shape)
+        targets = (
+            Target("m.numbers", Quantize(weight, SCHEMES[scheme], "m.weight")),
+            Target("m.scales", Scales(weight, SCHEMES[scheme], "m.weight")),
+        )
+        mapping = identity_plan(checkpoint).mapping
+        quantised = make_plan(checkpoint, dataclasses.replace(mapping, targets=targets), ConvertOptions())
+        if name == "broken":
+            with pytest.raises(InvalidOption, match=r"\[260, 3\]"):
+                run_plan(quantised, str(tmp_path / "never"), engine=engine)
+            assert not (tmp_path / "never").exists()
+            continue
+        run_plan(quantised, str(tmp_path / "threads"), engine=ThreadsEngine())
+        run_plan(quantised, str(tmp_path / "ray"), engine=engine)
+        assert read_model(str(tmp_path / "threads")) == read_model(str(tmp_path / "ray"))

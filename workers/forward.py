@@ -66,7 +66,14 @@ def _load(path: str) -> Any:
         raise VerificationFailed(
             f"{path}: this transformers has no class {name!r}", file=path, hint="Install the version the model needs."
         )
-    model, loading = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    try:
+        model, loading = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    except ImportError as error:  # some quantised models need a library of their own
+        raise InvalidOption(
+            f"comparing logits needs a package that isn't installed: {error}",
+            file=path,
+            hint="Install it, or compare weights: leave --forward out.",
+        ) from error
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise VerificationFailed(f"{path}: {name} lacks weights: {', '.join(missing[:5])}", file=path)

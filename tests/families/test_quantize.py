@@ -117,6 +117,18 @@ def test_verify_makes_the_model_again_and_names_a_changed_weight(scheme, qwen3, 
     assert len(compare_sources(str(qwen3), str(destination)).problems) == 1
 
 
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_a_model_in_a_bucket_is_quantised_to_the_same_bytes(scheme, qwen3, tmp_path, s3, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    url = f"s3://{s3.bucket}/{tmp_path.name}"
+    convert(str(qwen3), url, ConvertOptions())
+    converted(qwen3, tmp_path / "model", scheme)
+    convert(url, str(tmp_path / "from-bucket"), ConvertOptions(quantization=scheme))
+    paths = [tmp_path / name / "model.safetensors" for name in ("model", "from-bucket")]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
 def test_fp8_in_blocks_becomes_what_it_was_by_dequantising(qwen3, tmp_path):
     converted(qwen3, tmp_path / "fp8", "fp8-block-128", dtype="bfloat16")
     convert(str(tmp_path / "fp8"), str(tmp_path / "back"), ConvertOptions(dequantize=True))
