@@ -84,7 +84,7 @@ class Drafter:
         for number, ask in enumerate(asks):
             draft = self.draft(ask)
             if draft.job is not None and (first := taken.get(draft.job.destination)) is not None:
-                draft = draft.refused(describe(_duplicate(draft, first)), self._destination_pointer(ask))
+                draft = draft.refused(describe(_duplicate(draft.job, first)), self._destination_pointer(ask))
             elif draft.job is not None:
                 taken[draft.job.destination] = f"item {number}, {draft.source}"
             made.append(draft)
@@ -171,8 +171,8 @@ def _bad_option(error: BadOption) -> JsonObject:
     return describe(InvalidOption(str(error), hint=hint))
 
 
-def _duplicate(draft: Draft, first: str) -> UnshardError:
+def _duplicate(job: NewJob, first: str) -> UnshardError:
     return DuplicateDestination(
-        f"{draft.destination} is also the destination of {first}",
+        f"{job.destination} is also the destination of {first}",
         hint="Give each checkpoint a destination of its own, by a field such as {path} or {flat} in the template.",
     )
