@@ -37,42 +37,75 @@ class ConvertOptions:
     """Everything that shapes a conversion; ``docs/options.md`` explains each for users."""
 
     source_format: str | None = None
+    """Which format the source is, if detection can't tell."""
     target_format: TargetFormat = "hf"
+    """Format of the result: a Hugging Face model, or a PEFT adapter."""
     dtype: FloatType | None = None
+    """Type of floating-point weights; as in the source if not given. Buffers that must stay float32 stay."""
     max_shard_size: str = "5GB"
+    """Size of an output file, such as 5GB (5 * 10^9 bytes) or 2GiB (2 * 2^30)."""
     config_dir: str | None = None
+    """Folder with config.json and the tokenizer, if the source has none beside its weights."""
     family: str | None = None
+    """Use this family's table of names, or none to keep names; by config.json if not given."""
     mapping: str | None = None
     """A user's own mapping: a JSON object as text, or the path or URL of a file with one."""
     lora: Literal["separate", "merge"] = "separate"
+    """An adapter in the checkpoint: a PEFT folder beside the base, or merged into it."""
     lora_alpha: float | None = None
+    """The adapter's alpha, if no file says it."""
     step: int | None = None
+    """Which checkpoint of a run folder; the tracker file's step if not given."""
     role: str | None = None
+    """Which model of a run that trains several, such as actor or critic."""
     base: str | None = None
+    """Base model of an adapter checkpoint."""
     dequantize: bool = False
+    """Turn block-wise FP8 weights into dtype."""
     quantization: Quantization | None = None
+    """Quantise the weights, with the config that loaders read."""
     ignore: tuple[str, ...] = ()
     """Modules whose weights aren't quantised: whole names, or regular expressions after ``re:``."""
     epoch: int | None = None
+    """Which epoch of a torchtune run; the newest complete one if not given."""
     state_dict_key: str | None = None
+    """Key under which a checkpoint keeps the model's weights; keys within keys are joined by dots."""
     source_naming: str | None = None
+    """Whose names the source's tensors have, where its metadata can't tell."""
     strip_prefix: str | None = None
+    """Beginning to take off the source's names."""
     model_prefix: str | None = None
+    """Beginning of the names of the model that is meant, such as ema.; it is taken off."""
     layer_prefixes: str | None = None
+    """What the numbered layers of DeepSpeed's pipeline engine are called, as a JSON object of numbers and names."""
     llama_version: str | None = None
+    """Release of a Llama checkpoint in Meta's format, where params.json doesn't tell it."""
     num_attention_heads: int | None = None
+    """Attention heads of the model, where no config tells."""
     num_key_value_heads: int | None = None
+    """Key and value heads of the model, where no config tells."""
     hidden_size: int | None = None
+    """Hidden size of the model, where no config tells."""
     head_dim: int | None = None
+    """Size of an attention head, where no config tells."""
     value_model: bool = False
+    """The source is a value model: its head gives one number."""
     experts: int | None = None
+    """Experts of a layer, where no config tells."""
     tie_word_embeddings: bool | None = None
+    """Insist on tied or untied embeddings; by the config and the weights if not given."""
     overwrite: bool = False
+    """Replace the model at the destination. A folder that holds anything else is refused."""
     resume: bool = True
+    """Keep files that an interrupted attempt finished."""
     verify: VerifyLevel = "digests"
+    """What is checked: nothing, source checksums and replicas, or also the result, read back before the commit."""
     memory: str = "2GiB"
+    """Memory for parts under way, such as 2GiB."""
     source_profile: str | None = None
+    """Name of the storage profile to read with."""
     destination_profile: str | None = None
+    """Name of the storage profile to write with."""
 
     def __post_init__(self) -> None:
         if parse_size(self.max_shard_size) <= 0:
