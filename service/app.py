@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,6 +22,7 @@ from service.jobs.changes import Changes
 from service.jobs.cluster import Conversions, GivenConversions, RayConversions
 from service.jobs.parts import JobParts
 from service.jobs.planning import Planner, PlanningLimits
+from service.jobs.retention import Janitor, Retention
 from service.jobs.runner import Runner, Tools
 from service.jobs.store import JobStore
 from service.metrics import Metrics
@@ -89,6 +91,7 @@ def _context(settings: Settings, run_conversion: RunConversion | None) -> Contex
         parts=JobParts(database),
         places=places,
         planner=planner,
+        janitor=Janitor(database, _retention(settings)),
         conversions=conversions,
         runner=runner,
         metrics=metrics,
@@ -101,11 +104,20 @@ def _context(settings: Settings, run_conversion: RunConversion | None) -> Contex
     )
 
 
+def _retention(settings: Settings) -> Retention:
+    return Retention(
+        jobs=timedelta(days=settings.keep_jobs_days),
+        events=timedelta(days=settings.keep_events_days),
+        audit=timedelta(days=settings.keep_audit_days),
+    )
+
+
 def _start(context: Context) -> None:
     sole = context.database.own()
     context.database.migrate()
     context.conversions.start()
     context.runner.start(sole=sole)
+    context.janitor.start()
     context.hooks.deliverer.start()
     context.keeper.start()
     context.watcher.start()
@@ -114,6 +126,7 @@ def _start(context: Context) -> None:
 def _stop(context: Context) -> None:
     context.watcher.stop()
     context.keeper.stop()
+    context.janitor.stop()
     context.runner.stop()
     context.hooks.deliverer.stop()
     context.conversions.close()

@@ -75,6 +75,7 @@ class Settings(BaseSettings):
     keep_jobs_days: Annotated[float, Field(gt=0)] = 90.0
     """Finished jobs."""
     keep_events_days: Annotated[float, Field(gt=0)] = 30.0
+    """Events of finished jobs, and webhook deliveries that have ended."""
     keep_audit_days: Annotated[float, Field(gt=0)] = 365.0
     webhook_allow_http: bool = False
     """Also send webhooks unencrypted."""

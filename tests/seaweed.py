@@ -66,14 +66,15 @@ def open_s3_folder(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 class SeaweedFS:
-    """The server process; ``start`` returns when it answers, ``stop`` ends it at once with all its data."""
+    """The server process; ``start`` returns when it answers, ``stop`` ends it at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
+        self._ports: list[int] = []
 
     def start(self) -> S3Server:
-        """Start the server with one bucket."""
+        """Start the server with one bucket; after a ``stop``, where it was and with what it held."""
         server = S3Server("")
         identity = {
             "name": "tester",
@@ -82,7 +83,7 @@ class SeaweedFS:
         }
         config = self._folder / "s3.json"
         config.write_text(json.dumps({"identities": [identity]}))
-        ports = free_ports(len(_PORTS))
+        ports = self._ports = self._ports or free_ports(len(_PORTS))
         options = [f"-{name}={port}" for name, port in zip(_PORTS, ports, strict=True)]
         with (self._folder / "weed.log").open("wb") as log:
             self._process = subprocess.Popen(

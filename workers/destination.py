@@ -96,6 +96,13 @@ class Destination(ABC):
         """Write the manifest and make the result visible: after this returns, and not before, it is finished."""
 
     @abstractmethod
+    def clear(self, fingerprint: str) -> None:
+        """Take away what attempts at a plan that won't be finished have left: only what is provably theirs.
+
+        Raises ``DestinationBusy`` when somebody is at work here.
+        """
+
+    @abstractmethod
     def release(self, *, discard: bool) -> None:
         """Give the claim back after a failure; ``discard`` also removes what was written so far."""
 

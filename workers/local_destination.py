@@ -34,6 +34,9 @@ from workers.storage.space import is_full, no_space
 
 JOURNAL = ".unshard-journal"
 MOVING = "moving.json"
+FINGERPRINT_DIGITS = 16
+"""Digits of a plan's fingerprint that name its hidden folder."""
+
 RENAME_EXCHANGE = 2
 """Flag of Linux's renameat2(2): both names stay taken at each moment."""
 
@@ -127,6 +130,21 @@ class LocalDestination(Destination):
                     self._staging.parent.rmdir()
         self._unlock()
 
+    def clear(self, fingerprint: str) -> None:
+        short = fingerprint[:FINGERPRINT_DIGITS]
+        beside, inside = self._beside_for(short), self._path / ".unshard" / short
+        with self._told():
+            for self._beside, staging in ((True, beside), (False, inside)):
+                if not (staging / JOURNAL).is_dir():
+                    continue
+                self._claim = self._lock()
+                try:
+                    if not self._beside:
+                        self._move_back()
+                    _remove_tree(staging)
+                finally:
+                    self._unlock()
+
     def _restore_replaced(self) -> None:
         """Put the old model back that a swap in two steps, interrupted between them, has left aside."""
         aside = _aside(self._path)
@@ -182,10 +200,11 @@ class LocalDestination(Destination):
         return os.access(parent, os.W_OK | os.X_OK) and not os.path.ismount(self._path)
 
     def _staging_for(self, intent: Intent) -> Path:
-        short = intent.fingerprint[:16]
-        if self._can_stage_beside():
-            return self._path.parent / f".{self._path.name}.unshard-{short}"
-        return self._path / ".unshard" / short
+        short = intent.fingerprint[:FINGERPRINT_DIGITS]
+        return self._beside_for(short) if self._can_stage_beside() else self._path / ".unshard" / short
+
+    def _beside_for(self, short: str) -> Path:
+        return self._path.parent / f".{self._path.name}.unshard-{short}"
 
     def _lock(self) -> int:
         """Hold a lock that the operating system takes back if this process dies."""
@@ -311,7 +330,7 @@ class LocalDestination(Destination):
         """Undo an interrupted move: the files return to where their attempt has written them, or go."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             note = json.loads((self._path / ".unshard" / MOVING).read_bytes())
-            staging = self._path / ".unshard" / str(note["fingerprint"])[:16]
+            staging = self._path / ".unshard" / str(note["fingerprint"])[:FINGERPRINT_DIGITS]
             for path in map(check_path, note["paths"]):
                 source = self._path / path
                 if source.is_file() and staging.is_dir() and not (staging / path).exists():
@@ -321,7 +340,7 @@ class LocalDestination(Destination):
 
     def _remove_other_attempts(self) -> None:
         """Clear away what attempts at other plans for this destination left: nobody can be at work on them."""
-        pattern = f".{glob.escape(self._path.name)}.unshard-{'[0-9a-f]' * 16}"
+        pattern = f".{glob.escape(self._path.name)}.unshard-{'[0-9a-f]' * FINGERPRINT_DIGITS}"
         for folder in [*self._path.parent.glob(pattern)] if self._beside else [*(self._path / ".unshard").glob("*")]:
             if folder.is_dir():
                 _remove_tree(folder)

@@ -8,6 +8,7 @@ manifest, config.json and index first and is therefore not atomic.
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from contextlib import suppress
@@ -132,6 +133,21 @@ class StoreDestination(Destination):
                 self._folder.delete(sorted(self._written))
                 self._folder.delete_prefix(self._journal)
         self._give_claim_back()
+
+    def clear(self, fingerprint: str) -> None:
+        self._journal = f"{BOOKKEEPING}/{fingerprint}"
+        if not self._folder.list(self._journal):
+            return
+        nothing: frozenset[str] = frozenset()
+        self._intent = Intent(fingerprint, f"clear-{secrets.token_hex(8)}", nothing, 0, overwrite=False, resume=True)
+        self._take_claim()
+        try:
+            if self.manifest() is None:
+                # What the journal proves by its ETag; anything else may be somebody else's by now.
+                self._folder.delete([record.path for record in self.finished()])
+            self._folder.delete_prefix(self._journal)
+        finally:
+            self._give_claim_back()
 
     def lost(self) -> UnshardError | None:
         return self._taken_over() if self._lost.is_set() else None

@@ -20,6 +20,7 @@ from service.jobs.changes import Changes
 from service.jobs.cluster import Conversions
 from service.jobs.parts import JobParts
 from service.jobs.planning import Planner
+from service.jobs.retention import Janitor
 from service.jobs.runner import Runner
 from service.jobs.store import JobStore
 from service.metrics import Metrics
@@ -40,6 +41,7 @@ class Context:
     parts: JobParts
     places: Places
     planner: Planner
+    janitor: Janitor
     conversions: Conversions
     runner: Runner
     metrics: Metrics

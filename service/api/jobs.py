@@ -117,8 +117,10 @@ def change(job_id: str, request: schemas.JobChange, here: Here, caller: Writer) 
 
 @router.delete("/{job_id}", status_code=204)
 def delete(job_id: str, here: Here, caller: Writer) -> None:
-    """Forget a job that has ended. Its result stays where it is."""
+    """Forget a job that has ended. Its result stays where it is; what an unfinished attempt left there goes."""
+    job = here.store.get(job_id, caller.only_owner)
     here.store.delete(job_id, caller.only_owner)
+    here.janitor.clear_after(job)
 
 
 @router.post("/{job_id}:cancel", status_code=202, responses={200: {"model": schemas.Job}})

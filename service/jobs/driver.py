@@ -168,7 +168,7 @@ class Driver:
         self._state = ("ok", self._options.address or "embedded")
         while not self._ended.wait(LOOK_EVERY_S):
             self._require_cluster()
-        self._ended.wait()
+        threading.Event().wait()
 
     def _connect(self) -> None:
         from workers.engines.ray_engine import RayEngine  # noqa: PLC0415 - takes seconds to import

@@ -40,7 +40,7 @@ class TookTooLong(Exception):
     """Reading the metadata was ended after the time that it may take."""
 
     def __init__(self, limit_s: float) -> None:
-        super().__init__(f"the source's metadata could not be read within {limit_s:g} s")
+        super().__init__(f"the source's metadata could not be read within {round(limit_s, 1):g} s")
         self.limit_s = limit_s
 
 
@@ -150,7 +150,7 @@ class Planner:
                     raise TookTooLong(limit_s)
             kind, content = child.channel.receive()
             return kind, child.channel.receive_packed() if kind == "done" else content
-        except (EOFError, ConnectionError, BrokenPipeError):
+        except (EOFError, OSError):
             status = child.status()
             if status == -signal.SIGXCPU:
                 raise TookTooLong(limit_s) from None

@@ -18,6 +18,7 @@ from service.jobs.addresses import Places
 from service.jobs.attempt import Attempt
 from service.jobs.cluster import Conversions
 from service.jobs.leases import LeaseLost, LeaseRules, Leases
+from service.jobs.waiting import Waiting
 from service.metrics import Metrics
 from service.settings import Settings
 
@@ -50,6 +51,7 @@ class Runner:
         self._tools = tools
         self._settings = settings
         self._attempts: dict[Attempt, threading.Thread] = {}
+        self._waiting = Waiting(tools.database, settings.cluster_wait_s)
         self._beaten = time.monotonic()
         self._wake = threading.Event()
         self._stopping = False
@@ -99,6 +101,11 @@ class Runner:
         for job_id in self._leases.take_back_expired():
             self._tools.metrics.lost.inc()
             log.warning("the lease of %s had run out", job_id)
+        state, detail = self._tools.conversions.state()
+        if state == "failed":
+            self._waiting.tell(detail)
+        elif state == "ok":
+            self._waiting.over()
         while len(self._attempts) < self._settings.max_concurrent_jobs and self._can_run():
             if not self._start_next():
                 return

@@ -245,6 +245,11 @@ def nested_tuple_as_key(depth: int) -> bytes:
     return pickled(b"})" + b"\x85" * depth + b"Ns")
 
 
+def tuples_that_share_their_parts(depth: int) -> bytes:
+    """A key that is a pair of the same pair of the same pair …: hashing it takes 2 to the power of ``depth`` steps."""
+    return pickled(b"}", b")q\x00" + b"0h\x00h\x00\x86q\x00" * depth, b"Ns")
+
+
 def nested_tuple_through_the_memo(depth: int) -> bytes:
     """The same with each level fetched from the memo, where a look at neighbouring opcodes sees nothing."""
     return pickled(b"}", b")q\x00" + b"0h\x00\x85q\x00" * depth, b"Ns")
