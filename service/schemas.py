@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
@@ -18,7 +21,19 @@ def options_schema() -> dict[str, Any]:
     """Describe the options as they come over the wire."""
     schema = TypeAdapter(ConvertOptions).json_schema()
     schema["properties"][MAPPING]["anyOf"].append({"type": "object"})  # it may come as it is, and is kept as text
+    for name, text in _option_texts().items():
+        schema["properties"][name]["description"] = text
     return {**schema, "title": "ConvertOptions", "additionalProperties": False}
+
+
+def _option_texts() -> dict[str, str]:
+    """What the text below each option's declaration says of it."""
+    [declared] = ast.parse(inspect.getsource(ConvertOptions)).body
+    texts: dict[str, str] = {}
+    for field, text in pairwise(getattr(declared, "body", ())):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            texts[ast.unparse(field.target)] = inspect.cleandoc(str(text.value.value))
+    return texts
 
 
 Options = Annotated[dict[str, Any], WithJsonSchema(options_schema())]
