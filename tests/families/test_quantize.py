@@ -129,6 +129,18 @@ def test_a_model_in_a_bucket_is_quantised_to_the_same_bytes(scheme, qwen3, tmp_p
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_another_dtype_does_not_change_what_quantised_weights_stand_for(scheme, qwen3, tmp_path):
+    """bfloat16 reaches further than float16: a scale must not be rounded to it."""
+    before, _ = converted(qwen3, tmp_path / "bfloat16", scheme, dtype="bfloat16")
+    convert(str(tmp_path / "bfloat16"), str(tmp_path / "float16"), ConvertOptions(dtype="float16"))
+    after = load_file(tmp_path / "float16" / "model.safetensors")
+    assert after["model.embed_tokens.weight"].dtype == torch.float16
+    parts = [name for name in before if "weight_" in name or before[name].dtype == torch.float8_e4m3fn]
+    assert parts
+    assert all(torch.equal(before[name].view(torch.uint8), after[name].view(torch.uint8)) for name in parts)
+
+
 def test_fp8_in_blocks_becomes_what_it_was_by_dequantising(qwen3, tmp_path):
     converted(qwen3, tmp_path / "fp8", "fp8-block-128", dtype="bfloat16")
     convert(str(tmp_path / "fp8"), str(tmp_path / "back"), ConvertOptions(dequantize=True))

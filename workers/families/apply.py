@@ -12,10 +12,8 @@ from workers.errors import IncompleteCheckpoint, InvalidOption
 from workers.expressions import Cast, Expression
 from workers.families import lora_config, own_adapters
 from workers.families.adapters import PeftParts, adapter_entries, is_peft, take_apart
-from workers.families.checks import check_value_model
-from workers.families.config_checks import check_config, check_used
+from workers.families.checks import check_config, check_value_model
 from workers.families.config_file import CONFIG, edited_config
-from workers.families.config_values import Sizes, check_kind
 from workers.families.custom import CustomMapping, read_mapping
 from workers.families.dequantize import QUANTIZATION, Dequantized, check_scales, dequantize, is_fp8
 from workers.families.lora_merge import merge
@@ -39,8 +37,12 @@ from workers.options import ConvertOptions
 PEFT = "peft"
 """Target format whose result is the adapter alone."""
 
-KEEP_FLOAT32 = ("e_score_correction_bias", "_scale_inv")
-"""Ends of names that no cast to fewer bits touches: transformers' ``_keep_in_fp32_modules_strict``, scales of FP8."""
+KEEP_FLOAT32 = (
+    "e_score_correction_bias",
+    *("_scale_inv", ".weight_scale", "_global_scale", ".input_scale", ".k_scale", ".v_scale"),
+)
+"""Ends of names that no cast to fewer bits touches: transformers' ``_keep_in_fp32_modules_strict``, and the scales
+of quantised weights and activations."""
 
 CASTABLE = frozenset(("F64", "F32", "BF16", "F16"))
 """Dtypes that a cast may change; FP8 weights mean something only with their scales."""
