@@ -196,8 +196,8 @@ class Attempt:
                     told = {name: value for name, value in progress.items() if name != WRITTEN}
                     self._leases.note(self.lease, PROGRESS, told, progress=progress)
             case events.FileCompleted(name, size_bytes, digest):
-                data = {"name": name, "size_bytes": size_bytes, "digest": digest}
-                self._leases.shards_done(self.lease, {name: digest}, data)
+                data = {"name": name, "size_bytes": size_bytes, "digest": DIGEST_PREFIX + digest}
+                self._leases.shards_done(self.lease, {name: data["digest"]}, data)
             case events.Warned(message):
                 self._warnings = [*self._warnings, message][:MOST_WARNINGS]
                 self._leases.note(self.lease, "job.warned", {"message": message}, warnings=self._warnings)

@@ -46,7 +46,7 @@ def test_shards_are_pending_before_they_are_written_and_done_after(service, conv
     converter.gate.set()
     service.client.wait(job["id"], timeout_s=10)
     [shard] = service.http.get(path).json()["items"]
-    assert (shard["state"], shard["digest"]) == ("done", "d")
+    assert (shard["state"], shard["digest"]) == ("done", "xxh3-128:d")
     assert shard["finished_at"]
 
 

@@ -135,7 +135,7 @@ def _sources(listing: Listing, prefix: str) -> tuple[str, ...]:
             f"metadata of ranks are missing: {', '.join(missing[:8])}",
             file=join(prefix, missing[0]),
             expected=f"__0.metadata to __{max(ranks)}.metadata",
-            found=f"{len(ranks)} files",
+            found=f"{len(ranks)} file{'s' if len(ranks) != 1 else ''}",
             hint="Without a shared disk each node saves only its own ranks: copy them together.",
         )
     return tuple(entry.path for _, entry in sorted(ranks.items()))

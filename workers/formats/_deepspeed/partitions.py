@@ -94,7 +94,7 @@ def _check_ranks(files: TagFiles, mp_rank: int, ranks: Sequence[int], expected: 
             f"the fp32 weights are in {expected} partitions (partition_count), but there is also {name}",
             file=name,
             expected=f"{expected} files, of the ranks 0 to {expected - 1}",
-            found=f"{len(ranks)} files",
+            found=f"{len(ranks)} file{'s' if len(ranks) != 1 else ''}",
             hint=f"It is left over from a run with more ranks: move it elsewhere. {ONE_CHECKPOINT}",
         )
     there = set(ranks)

@@ -163,7 +163,7 @@ def _tables(builder: CheckpointBuilder, ranks: RankFiles) -> tuple[StorageTable,
             file=ranks.missing_text().partition(" to ")[0].partition(",")[0],
             tensor=gap.tensor,
             expected=f"the files of {ranks.world_size} ranks",
-            found=f"{len(ranks.files)} files",
+            found=f"{len(ranks.files)} file{'s' if len(ranks.files) != 1 else ''}",
             hint=f"Without a shared disk each node saves only its own ranks: copy them together. {STILL_WRITING}",
         ) from None
 
