@@ -251,7 +251,7 @@ def test_the_pages_run_under_a_strict_policy(idle):
     assert "<script>" not in page
     assert "style=" not in page
     assert "http" not in page
-    for path in ("/static/jobs.js", "/static/style.css", "/static/docs.js", "/static/icon.svg", "/favicon.ico"):
+    for path in ("/static/main.js", "/static/style/base.css", "/static/docs.js", "/static/icon.svg", "/favicon.ico"):
         assert idle.http.get(path).status_code == 200
     assert_problem(idle.http.get("/static/../app.py"), 404, "not-found")
     assert_problem(idle.http.get("/static/%2e%2e/app.py"), 404, "not-found")

@@ -147,7 +147,8 @@ export function historyOf(job, events) {
   }
   const ended = job.state_times.verifying ?? (isTerminal(job.state) ? job.state_times[job.state] : null);
   const last = points[points.length - 1];
-  if (ended && job.progress && last && Date.parse(ended) / 1000 > last.at) points.push(pointOf(Date.parse(ended) / 1000, job.progress));
+  const moved = last && job.progress && (job.progress.bytes_read ?? 0) + job.progress.bytes_done > last.read + last.written;
+  if (ended && moved && Date.parse(ended) / 1000 > last.at) points.push(pointOf(Date.parse(ended) / 1000, job.progress));
   return points;
 }
 

@@ -5,6 +5,9 @@ import { baseName, clock, count } from "../../format.js";
 
 const MOST_LANES = 24;
 
+/** Of a file the part that tells it from the others. */
+const shortName = (what) => baseName(what).replace(/\.safetensors$/, "");
+
 /**
  * Spans of time in which a worker's work had one name.
  * @param {{at: number, workers: Record<string, string>}[]} points
@@ -39,7 +42,7 @@ export function Lanes({ points, workers }) {
       <span class="who" title=${worker}>${worker}</span>
       <span class="lane" aria-hidden="true">${lanes.get(worker).map((span) => html`<i class=${`shade-${span.shade}`} title=${`${span.what}, ${clock(span.from * 1000)} to ${clock(span.to * 1000)}`}
         style=${{ left: part(span.from), width: `max(2px, ${(100 * (span.to - span.from)) / Math.max(stop - start, 0.001)}%)` }} />`)}</span>
-      <span class="what" title=${workers[worker] ?? ""}>${workers[worker] ? baseName(workers[worker]) : "idle"}</span>
+      <span class="what" title=${workers[worker] ?? ""}>${workers[worker] ? shortName(workers[worker]) : "idle"}</span>
     </li>`)}</ul>
     ${names.length > MOST_LANES && html`<p class="hint empty">and ${count(names.length - MOST_LANES, "worker")} more</p>`}
   </section>`;

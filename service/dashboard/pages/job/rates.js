@@ -8,6 +8,7 @@ const HEIGHT = 190;
 const AXIS_WIDTH = 76;
 const SERIES = [["Read", "--chart-read"], ["Written", "--chart-write"]];
 const SHORTEST_S = 0.2;
+const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
 
 /**
  * Rates between the points of a history, as uPlot wants them: times, read, written.
@@ -74,7 +75,7 @@ function optionsFor(box, onPoint) {
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
     scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
     axes: [
-      { ...axis, space: 90, values: (_, ticks) => ticks.map((tick) => clock(tick * 1000)) },
+      { ...axis, size: 30, space: 90, incrs: STEPS_S, values: (_, ticks) => ticks.map((tick) => clock(tick * 1000)) },
       { ...axis, size: AXIS_WIDTH, values: (_, ticks) => ticks.map((tick) => (tick ? `${size(tick)}/s` : "0")) },
     ],
     series: [{}, ...SERIES.map(line)],

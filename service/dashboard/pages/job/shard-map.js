@@ -29,7 +29,7 @@ export function ShardMap({ shards, table, job }) {
   const largest = Math.max(1, ...shards.map((shard) => shard.size_bytes));
   const first = Math.max(0, Math.floor(view.top / row) - SPARE_ROWS);
   const last = Math.min(shards.length, Math.ceil((view.top + view.height) / row) + SPARE_ROWS);
-  const room = Math.max(0, view.narrow ? view.width : view.width - 230 - 132);
+  const room = Math.max(0, view.narrow ? view.width : view.width - 252 - 132);
   const rangesOf = (shard) => (shard.state === "done" ? [[0, shard.size_bytes]] : (job.progress?.written?.[shard.path] ?? []));
   const onKeyDown = (event) => {
     const next = table && moved(table, selected, event.key);

@@ -25,7 +25,7 @@ export function Timeline({ job }) {
 
 function Step({ step }) {
   const { word, icon, tone } = looks(step.state);
-  return html`<li class=${`step tone-${tone}`} aria-current=${step.current ? "step" : undefined}>
+  return html`<li class=${`step tone-${step.current || isTerminal(step.state) ? tone : "good"}`} aria-current=${step.current ? "step" : undefined}>
     <span class="dot"><${Icon} name=${step.current || isTerminal(step.state) ? icon : "check"} spin=${step.current && tone === "busy"} /></span>
     <span class="word">${word}</span>
     <span class="times"><time datetime=${step.at} title=${exact(step.at)}>${clock(step.at)}</time>${step.seconds !== null && html` · ${duration(step.seconds)}`}</span>
