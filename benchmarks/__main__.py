@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import formats, quantized, soak
 from benchmarks.generate import make_checkpoint
-from benchmarks.measure import Series, copy_and_sync, interleave, run_command
+from benchmarks.measure import Measured, Series, copy_and_sync, interleave, run_command
 
 PYTHON = sys.executable
 UNSHARD = str(Path(sys.executable).parent / "unshard")
@@ -88,10 +88,10 @@ def disk(arguments: argparse.Namespace) -> list[str]:
     """The command against cp and against merging in one process, on the local disk."""
     folder = source(arguments.size_gb)
 
-    def convert(*options: str) -> Callable[[Path], tuple[float, int]]:
+    def convert(*options: str) -> Callable[[Path], Measured]:
         return lambda out: run_command([UNSHARD, "convert", str(folder), str(out), *options])
 
-    peers: dict[str, Callable[[Path], tuple[float, int]]] = {}
+    peers: dict[str, Callable[[Path], Measured]] = {}
     if arguments.verl_python:
         merger = [arguments.verl_python, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
         peers["verl.model_merger"] = lambda out: run_command(
@@ -99,7 +99,7 @@ def disk(arguments: argparse.Namespace) -> list[str]:
         )
     series = interleave(
         {
-            "cp -r, fsync": lambda out: (copy_and_sync(folder, out), 0),
+            "cp -r, fsync": lambda out: copy_and_sync(folder, out),
             "unshard convert": convert(),
             "unshard convert --dtype bfloat16": convert("--dtype", "bfloat16"),
             "unshard convert --memory 256MiB": convert("--memory", "256MiB"),
@@ -127,11 +127,11 @@ def engine() -> Iterator[object]:
         made.close()
 
 
-def timed(action: Callable[[], object]) -> tuple[float, int]:
+def timed(action: Callable[[], object]) -> Measured:
     """Seconds of a call."""
     began = time.perf_counter()
     action()
-    return time.perf_counter() - began, 0
+    return Measured(time.perf_counter() - began)
 
 
 def ray_engine(arguments: argparse.Namespace) -> list[str]:

@@ -1,4 +1,6 @@
-"""Run a command and print its peak resident kilobytes: ``python -m benchmarks.launch COMMAND...``.
+"""Run a command and print its peak resident kilobytes and its seconds of processor.
+
+Usage: ``python -m benchmarks.launch COMMAND...``.
 
 A process of its own, since a child inherits the peak of the one that forks it.
 """
@@ -8,5 +10,6 @@ import subprocess
 import sys
 
 status = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_maxrss, used.ru_utime + used.ru_stime)
 sys.exit(status)
