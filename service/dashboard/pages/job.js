@@ -36,7 +36,7 @@ export default function JobPage({ params, query }) {
       <${Timeline} job=${job} />
       <${Numbers} job=${job} plan=${plan} />
     </section>
-    <div class="pair"><${Rates} points=${points} /><${Lanes} points=${points} workers=${job.progress?.workers ?? {}} /></div>
+    <div class="pair"><${Rates} points=${points} ended=${isTerminal(job.state)} /><${Lanes} points=${points} workers=${job.progress?.workers ?? {}} /></div>
     <${Files} job=${job} shards=${shards} table=${table} view=${query.get("view")} />
     <${Details} job=${job} plan=${plan} events=${events} tab=${query.get("tab") ?? ""} />
   </div>`;

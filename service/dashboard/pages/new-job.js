@@ -43,7 +43,7 @@ function SourceStep({ form }) {
         ${told?.demo && !values.source && html` <button type="button" class="as-link" onClick=${() => form.set(told.demo)}>Take the demo checkpoint</button>`}</p></form>
     ${found.busy && html`<${Skeleton} lines=${3} label="Looking into the checkpoint" />`}
     ${found.problem && html`<${Trouble} problem=${found.problem} />`}
-    ${found.answer && html`<${Found} found=${found.answer} />`}
+    ${found.answer && html`<${Found} found=${found.answer} formats=${form.schema?.read} />`}
   <//>`;
 }
 

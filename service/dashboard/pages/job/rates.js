@@ -28,8 +28,8 @@ export function ratesOf(points) {
   return columns;
 }
 
-/** @param {{points: {at: number, read: number, written: number}[]}} props */
-export function Rates({ points }) {
+/** @param {{points: {at: number, read: number, written: number}[], ended: boolean}} props */
+export function Rates({ points, ended }) {
   const columns = ratesOf(points);
   const [at, setAt] = useState(null);
   const count = columns[0].length;
@@ -41,7 +41,7 @@ export function Rates({ points }) {
         <b>${count ? rate(columns[series + 1][place]) || "0 B/s" : "–"}</b></li>`)}
         <li class="at">${at !== null && place === at ? clock(columns[0][place] * 1000) : ""}</li></ul></div>
     <div class="chart" role="img" aria-label=${`Rates over time; last: ${said}`}>
-      ${count > 1 ? html`<${Chart} columns=${columns} onPoint=${setAt} />` : html`<p class="hint">${count ? "Too short for a chart." : "The chart begins with the first bytes."}</p>`}
+      ${count > 1 ? html`<${Chart} columns=${columns} onPoint=${setAt} />` : html`<p class="hint">${ended ? "It was too short for a chart." : "The chart begins with the first bytes."}</p>`}
     </div>
   </section>`;
 }

@@ -7,11 +7,13 @@ import { Facts } from "../job/details.js";
 
 const MOST_NAMED = 8;
 
-/** @param {{found: any}} props the answer of POST /v1/inspect */
-export function Found({ found }) {
+/**
+ * @param {{found: any, formats: {name: string, title: string}[] | undefined}} props the answers of POST /v1/inspect and GET /v1/formats
+ */
+export function Found({ found, formats }) {
   const bytes = found.files.reduce((sum, file) => sum + file.size_bytes, 0);
   return html`<div class="found">
-    <p class="verdict"><${Icon} name=${found.missing.length ? "warn" : "check"} /><b>${found.title ?? found.format}</b>
+    <p class="verdict"><${Icon} name=${found.missing.length ? "warn" : "check"} /><b>${formats?.find((format) => format.name === found.format)?.title ?? found.format}</b>
       <span class="hint">${[found.model_type, ...(found.architectures ?? [])].filter(Boolean).join(", ")}</span></p>
     <${Facts} rows=${[
       ["Tensors", found.tensors !== undefined && number(typeof found.tensors === "number" ? found.tensors : found.tensors.length)],

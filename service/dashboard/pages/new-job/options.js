@@ -4,6 +4,7 @@
 import { html } from "../../vendor/htm-preact-standalone.mjs";
 
 const COMMON = ["dtype", "max_shard_size", "quantization", "target_format", "verify", "config_dir", "step", "overwrite"];
+const OPEN = { "option-dtype": "as in the source", "option-quantization": "none", "option-tie_word_embeddings": "as it is found" };
 const SPELLINGS = { dtype: "Data type", max_shard_size: "Largest file", config_dir: "Config folder", target_format: "Result", lora: "LoRA adapter", lora_alpha: "LoRA alpha", ignore: "Modules not quantised" };
 
 /** @param {string} name */
@@ -50,7 +51,7 @@ function Control({ common, kind, schema, value, set }) {
   const shown = schema.default === null || schema.default === undefined ? "" : String(schema.default);
   if (kind.values || kind.type === "boolean") {
     const values = kind.values ?? [true, false];
-    const none = kind.open ? "as it is found" : shown;
+    const none = kind.open ? (OPEN[common.id] ?? "not given") : shown;
     return html`<select ...${common} value=${value === undefined ? "" : JSON.stringify(value)} onChange=${(event) => set(event.target.value ? JSON.parse(event.target.value) : undefined)}>
       ${(kind.open || shown === "") && html`<option value="">${none}</option>`}
       ${values.map((one) => html`<option value=${!kind.open && one === schema.default ? "" : JSON.stringify(one)}>${typeof one === "boolean" ? (one ? "yes" : "no") : one}</option>`)}</select>`;
