@@ -72,15 +72,25 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
 
 
 def _context(settings: Settings, run_conversion: RunConversion | None) -> Context:
+    places = Places.of(
+        settings.allowed_sources,
+        settings.allowed_destinations,
+        # Who asks for a token has callers who are not the user of this machine.
+        only_listed_local=settings.admin_token is not None,
+    )
     planner = Planner(
-        PlanningLimits(settings.planning_timeout_s, settings.inspect_timeout_s, settings.planning_memory_bytes)
+        PlanningLimits(
+            settings.planning_timeout_s,
+            settings.inspect_timeout_s,
+            settings.planning_memory_bytes,
+            within=places.sources.roots,
+        )
     )
     conversions: Conversions = (
         GivenConversions(run_conversion) if run_conversion else RayConversions(settings, planner)
     )
     database = Database(settings.effective_database_url)
     store = JobStore(database)
-    places = Places.of(settings.allowed_sources, settings.allowed_destinations)
     metrics = Metrics(store)
     runner = Runner(Tools(database, conversions, places, metrics), settings)
     return Context(

@@ -24,7 +24,7 @@ from service.access.guard import NotAuthenticated
 from service.access.rates import TooFast, TooManyStreams
 from service.access.tokens import TokenNotFound
 from service.jobs.addresses import NotAllowed
-from service.jobs.failures import NOT_ALLOWED_HINT, TOO_LONG_HINT
+from service.jobs.failures import TOO_LONG_HINT
 from service.jobs.keys import KeyReused
 from service.jobs.planning import Overloaded, TookTooLong
 from service.jobs.store import BusyDestination, JobNotFound, TooManyQueued, WrongState
@@ -127,7 +127,7 @@ def _(error: UnshardError) -> Problem:
 
 @problem_of.register
 def _(error: NotAllowed) -> Problem:
-    return Problem(f"{error.role}-not-allowed", str(error), hint=NOT_ALLOWED_HINT)
+    return Problem(f"{error.role}-not-allowed", str(error), hint=error.hint)
 
 
 @problem_of.register

@@ -54,7 +54,10 @@ class Settings(BaseSettings):
     admin_token: SecretStr | None = None
     """Who shows it may do everything. None: no token is asked for, and only loopback is listened on."""
     allowed_sources: Several = ()
-    """Paths and URLs below which jobs may read. None given: everywhere that the service itself may."""
+    """Paths and URLs below which jobs may read.
+
+    None given: everywhere that the service itself may; with a token, no folder of this machine and all of buckets.
+    """
     allowed_destinations: Several = ()
     allowed_hosts: Several = ()
     """Names, besides loopback's, under which browsers and clients may address the service."""

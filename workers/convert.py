@@ -39,7 +39,7 @@ from workers.manifest import (
 )
 from workers.options import MAPPING, ConvertOptions
 from workers.plan import Plan, make_plan, source_fingerprint
-from workers.storage import Folder, FolderAddress, open_folder
+from workers.storage import Folder, FolderAddress, bounded, open_folder
 from workers.tokenizer_files import converted
 from workers.verify import Report, compare_plans, prove_record
 
@@ -59,17 +59,28 @@ class Result:
     """An earlier attempt had finished this very plan: nothing was done."""
 
 
-def plan(source: str, destination: str, options: ConvertOptions | None = None) -> Plan:
+def plan(
+    source: str, destination: str, options: ConvertOptions | None = None, *, within: tuple[str, ...] = ()
+) -> Plan:
     """Plan a conversion and look whether its destination could take it; nothing is written."""
     options = options or ConvertOptions()
-    made = plan_source(source, options)
+    made = plan_source(source, options, within=within)
     target = _open_apart(made, destination)
     target.check(_intent(made, "preview"))
     return made
 
 
-def plan_source(source: str, options: ConvertOptions) -> Plan:
-    """Open a source, map its names and lay the result out."""
+def plan_source(source: str, options: ConvertOptions, *, within: tuple[str, ...] = ()) -> Plan:
+    """Open a source, map its names and lay the result out.
+
+    ``within`` are the only trees of the file system that may be read, also behind links and when the plan is carried
+    out; none given: all.
+    """
+    with bounded(within):
+        return _plan_source(source, options)
+
+
+def _plan_source(source: str, options: ConvertOptions) -> Plan:
     if options.mapping is not None:
         # From here on the options hold the mapping itself, so that the manifest does and no later change counts.
         mapping_text = read_mapping(options.mapping, options.source_profile).text

@@ -11,7 +11,7 @@ from workers.errors import InvalidOption
 from workers.formats import open_checkpoint
 from workers.options import ConvertOptions
 from workers.plan import source_summary
-from workers.storage import FolderAddress, open_folder
+from workers.storage import FolderAddress, bounded, open_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,21 @@ class Inspection:
         }
 
 
-def inspect(source: str, options: ConvertOptions | None = None, *, tensor: str | None = None) -> Inspection:
-    """Open a source by its metadata; ``tensor`` is a name in the source."""
+def inspect(
+    source: str,
+    options: ConvertOptions | None = None,
+    *,
+    tensor: str | None = None,
+    within: tuple[str, ...] = (),
+) -> Inspection:
+    """Open a source by its metadata; ``tensor`` is a name in the source, ``within`` as in ``convert.plan_source``."""
     options = options or ConvertOptions()
-    folder = open_folder(FolderAddress(source, options.source_profile))
-    try:
-        checkpoint = open_checkpoint(folder, options)
-    finally:
-        folder.close()
+    with bounded(within):
+        folder = open_folder(FolderAddress(source, options.source_profile))
+        try:
+            checkpoint = open_checkpoint(folder, options)
+        finally:
+            folder.close()
     if tensor is None:
         return Inspection(checkpoint)
     number = checkpoint.index.get(tensor)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.jobs.addresses import Places
+from service.jobs.addresses import NotAllowed, Places
 from service.jobs.cluster import Controls, Conversions, Interrupted
 from service.jobs.driver import PackedTable
 from service.jobs.failures import describe, timed_out
@@ -21,7 +21,7 @@ from service.jobs.records import PROGRESS, JsonObject, Lease
 from service.logs import logged_as
 from workers import events
 from workers.convert import Result
-from workers.errors import Cancelled, DestinationBusy
+from workers.errors import Cancelled, DestinationBusy, DestinationError
 from workers.manifest import DIGEST_PREFIX, digest_of_list
 from workers.options import ConvertOptions
 
@@ -100,6 +100,11 @@ class Attempt:
                 raise Cancelled("the conversion was stopped")
 
     def _may_commit(self) -> None:
+        # A third time: who can bend links at the destination could have done so while the work went on.
+        try:
+            self._places.destinations.check(self.lease.job.destination)
+        except NotAllowed as error:
+            raise DestinationError(str(error), hint=error.hint) from None
         try:
             state = self._outlasting_the_database(lambda: self._leases.heartbeat(self.lease))
         except LeaseLost:

@@ -22,7 +22,7 @@ def describe(error: BaseException) -> JsonObject:
         }
     if isinstance(error, NotAllowed):
         kind = "input" if error.role != "destination" else "destination"
-        return {"kind": kind, "type": f"{error.role}-not-allowed", "message": str(error), "hint": NOT_ALLOWED_HINT}
+        return {"kind": kind, "type": f"{error.role}-not-allowed", "message": str(error), "hint": error.hint}
     if isinstance(error, TookTooLong):
         return {"kind": "timeout", "type": "timeout", "message": str(error), "hint": TOO_LONG_HINT}
     name = error.name if isinstance(error, UnexpectedFault) else type(error).__name__
@@ -48,7 +48,6 @@ TOO_LONG_HINT = (
     "The source may be damaged or made to keep readers busy. If it is honest and huge, "
     "raise UNSHARD_PLANNING_TIMEOUT_S."
 )
-NOT_ALLOWED_HINT = "Ask the administrator of the service which prefixes it may use."
 
 
 def _kind(error: UnshardError) -> str:

@@ -66,6 +66,8 @@ class PlanningLimits:
     """Of each process; None: as much as the machine has."""
     at_once: int = 4
     """Processes for requests; those for jobs are not counted, since jobs are limited elsewhere."""
+    within: tuple[str, ...] = ()
+    """The only trees of the file system that sources may be read from, also behind links; none given: all."""
 
 
 class Planner:
@@ -142,7 +144,7 @@ class Planner:
     ) -> tuple[str, Any]:
         deadline = time.monotonic() + limit_s
         try:
-            child.channel.send((limit_s, self._limits.memory_bytes, request))
+            child.channel.send((limit_s, self._limits.memory_bytes, self._limits.within, request))
             while not child.channel.waits(POLL_S):
                 if self._closed or is_cancelled():
                     raise Cancelled("the conversion was stopped")
@@ -207,10 +209,10 @@ def serve(channel: Channel) -> None:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("800")
     while True:
-        limit_s, memory_bytes, request = channel.receive()
+        limit_s, memory_bytes, within, request = channel.receive()
         _limit(limit_s, memory_bytes)
         try:
-            content = pickle.dumps(_do(*request), pickle.HIGHEST_PROTOCOL)
+            content = pickle.dumps(_do(within, *request), pickle.HIGHEST_PROTOCOL)
         except UnshardError as error:
             channel.send(("failed", error))
         except MemoryError:
@@ -224,20 +226,20 @@ def serve(channel: Channel) -> None:
             channel.send_packed(content)
 
 
-def _do(kind: str, *arguments: Any) -> Any:
+def _do(within: tuple[str, ...], kind: str, *arguments: Any) -> Any:
     if kind == "plan":
-        return plan_source(*arguments)
+        return plan_source(*arguments, within=within)
     if kind == "preview":
-        return plan(*arguments).summary()
+        return plan(*arguments, within=within).summary()
     if kind == "check":
-        plan_source(*arguments)
+        plan_source(*arguments, within=within)
         return None
     if kind == "made":
         source, destination, options = arguments
-        made = plan_source(source, options)
+        made = plan_source(source, options, within=within)
         return made.fingerprint if is_made(made, destination) else None
     source, options, tensor = arguments
-    return inspect(source, options, tensor=tensor).to_dict()
+    return inspect(source, options, tensor=tensor, within=within).to_dict()
 
 
 def _limit(limit_s: float, memory_bytes: int | None) -> None:

@@ -220,7 +220,8 @@ def test_a_page_of_another_site_may_not_change_anything(service, origin):
 
 
 def test_with_a_token_nothing_is_told_without_it(settings, converter):
-    with running(settings.model_copy(update={"admin_token": _secret()}), converter, TOKEN) as service:
+    asking = {"admin_token": _secret(), "allowed_sources": ("/in",), "allowed_destinations": ("/out",)}
+    with running(settings.model_copy(update=asking), converter, TOKEN) as service:
         job = service.client.submit("/in", "/out")
         service.client.wait(job["id"], timeout_s=10)
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):

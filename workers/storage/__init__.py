@@ -7,7 +7,10 @@ credentials come from a named server-side profile or from the environment, never
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workers.storage.addresses import FolderAddress, Location, check_path
+from workers.storage.bounds import bounded, current_roots
 from workers.storage.folder import AlreadyExists, FileEntry, Folder, Usage, VersionMismatch, WriteConflict
 from workers.storage.local import LocalFolder
 from workers.storage.profiles import environment_profile, find_profile, load_profiles
@@ -20,6 +23,7 @@ __all__ = [
     "Usage",
     "VersionMismatch",
     "WriteConflict",
+    "bounded",
     "check_path",
     "load_profiles",
     "open_folder",
@@ -40,6 +44,7 @@ def open_folder(address: FolderAddress | str) -> Folder:
         profile = environment_profile(location.scheme)
     canonical = FolderAddress(location.url, address.profile)
     if location.scheme == "file":
+        canonical = replace(canonical, roots=address.roots or current_roots())
         return LocalFolder(canonical, roots=tuple(prefix.path for prefix in profile.prefixes))
     # Late, because local work need not pay for loading obstore.
     from workers.storage.object_store import open_object_folder  # noqa: PLC0415

@@ -30,15 +30,17 @@ class FolderAddress:
     """Where a folder is, without any secret: what an actor needs to open it for itself.
 
     ``url`` is a path or a URL; ``profile`` names a server-side storage profile, None means the environment.
+    ``roots``, when given, are the only trees of a file system that the folder and its links may lead into.
     """
 
     url: str
     profile: str | None = None
+    roots: tuple[str, ...] = ()
 
     def child(self, path: str) -> FolderAddress:
         """The address of a folder below."""
         path = check_path(path)
-        return FolderAddress(f"{self.url.rstrip('/')}/{path}", self.profile) if path else self
+        return FolderAddress(f"{self.url.rstrip('/')}/{path}", self.profile, self.roots) if path else self
 
     def split(self) -> tuple[FolderAddress, str]:
         """The folder that holds the last name of the address, and that name: for an address that is a file's."""
@@ -46,7 +48,7 @@ class FolderAddress:
         parent, _, name = location.path.rpartition("/")
         if not name:
             raise InvalidOption(f"{self.url} names no file")
-        return FolderAddress(Location(location.scheme, location.bucket, parent).url, self.profile), name
+        return FolderAddress(Location(location.scheme, location.bucket, parent).url, self.profile, self.roots), name
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def _parse_plain(text: str) -> Location:
             f"{text!r} is neither a path nor a URL",
             hint=f"A URL starts with {scheme}://; write ./{text} for a path with a colon in its name.",
         )
-    return Location("file", "", os.path.abspath(os.path.expanduser(text)))
+    return Location("file", "", _absolute(os.path.expanduser(text)))
 
 
 def _parse_file(text: str, rest: str) -> Location:
@@ -150,7 +152,12 @@ def _parse_file(text: str, rest: str) -> Location:
     decoded = unquote(path)
     if _CONTROL.search(decoded):
         raise InvalidOption(f"{text!r} is not a path or URL")
-    return Location("file", "", os.path.abspath(f"/{decoded}"))
+    return Location("file", "", _absolute(f"/{decoded}"))
+
+
+def _absolute(path: str) -> str:
+    """Without ``.``, ``..`` and doubled slashes: POSIX lets two at the start mean something else, Linux doesn't."""
+    return os.path.abspath(path).replace("//", "/", 1)
 
 
 def _parse_bucket(scheme: str, text: str, rest: str) -> Location:

@@ -6,7 +6,7 @@ local folders also confines where links may lead.
 """
 
 # Paths are plain text here: a pathlib object per call costs more than the call itself.
-# ruff: noqa: PTH108, PTH110, PTH112, PTH114, PTH116, PTH118, PTH120
+# ruff: noqa: PTH108, PTH110, PTH112, PTH114, PTH115, PTH116, PTH118, PTH120
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import builtins
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypedDict
 
 from workers.errors import CorruptFile, IncompleteCheckpoint, StorageError, UnshardError
-from workers.storage.addresses import FolderAddress, Location, check_file_path, check_path, is_portable
+from workers.storage.addresses import FolderAddress, check_file_path, check_path, is_portable
+from workers.storage.bounds import admits, refusal
 from workers.storage.descriptors import DESCRIPTORS
 from workers.storage.folder import Buffer, FileEntry, Folder, Source, UsageMeter, exactly
 from workers.storage.local_write import is_bookkeeping, version_of, write_file
@@ -32,13 +33,14 @@ _MAX_SPAN_BYTES = 16 * 2**20
 
 
 class LocalFolder(Folder):
-    """A folder by its absolute path; ``roots``, when given, are the only trees that links may lead into."""
+    """A folder by its absolute path; ``roots`` and the address's, where given, are the only trees for links."""
 
     def __init__(self, address: FolderAddress, roots: tuple[str, ...] = (), meter: UsageMeter | None = None) -> None:
         self.address = address
         self._root = address.url
         self._base = address.url.rstrip("/")
         self._roots = roots
+        self._bounds = tuple(trees for trees in (roots, address.roots) if trees)
         self._meter = meter or UsageMeter()
 
     def __repr__(self) -> str:
@@ -50,7 +52,7 @@ class LocalFolder(Folder):
 
     def local_path(self, path: str = "") -> str:
         target = os.path.join(self._root, check_path(path)) if path else self._root
-        return self._confine(target) if self._roots else target
+        return self._confine(target) if self._bounds else target
 
     def subfolder(self, path: str) -> LocalFolder:
         return LocalFolder(self.address.child(path), self._roots, self._meter)
@@ -79,7 +81,7 @@ class LocalFolder(Folder):
         return None
 
     def read(self, path: str, offset: int = 0, length: int | None = None, *, version: str | None = None) -> bytes:
-        with _Reading(self._file(path), version) as (descriptor, status):
+        with self._reading(path, version) as (descriptor, status):
             there = max(status.st_size - offset, 0)
             wanted = status.st_size - offset if length is None else length
             if not 0 <= wanted <= there:  # before anything is allocated: a damaged header may ask for terabytes
@@ -94,7 +96,7 @@ class LocalFolder(Folder):
         return data
 
     def read_into(self, path: str, offset: int, buffer: memoryview, *, version: str | None = None) -> None:
-        with _Reading(self._file(path), version) as (descriptor, _):
+        with self._reading(path, version) as (descriptor, _):
             _fill(self._file(path), descriptor, offset, buffer)
         self._meter.read(buffer.nbytes)
 
@@ -103,7 +105,7 @@ class LocalFolder(Folder):
     ) -> Sequence[memoryview]:
         spans = coalesce(ranges, max_gap=_MAX_GAP_BYTES, max_length=_MAX_SPAN_BYTES)
         views = []
-        with _Reading(self._file(path), version) as (descriptor, status):
+        with self._reading(path, version) as (descriptor, status):
             for span in spans:
                 if span.offset + span.length > status.st_size:
                     raise _short(self._file(path), span.offset, span.length, max(status.st_size - span.offset, 0))
@@ -156,7 +158,7 @@ class LocalFolder(Folder):
     # -------------------------------------------------------------------------------------------------------
     def _file(self, path: str) -> str:
         target = f"{self._base}/{check_file_path(path)}"
-        return self._confine(target) if self._roots else target
+        return self._confine(target) if self._bounds else target
 
     def _scan(self, prefix: str, *, recursive: bool) -> Iterator[FileEntry]:
         self._meter.add("lists")
@@ -170,12 +172,17 @@ class LocalFolder(Folder):
                     yield _entry(path, item.stat())
 
     def _confine(self, target: str) -> str:
-        """Refuse a path whose links lead out of ``roots``; no defence against links swapped at this very moment."""
-        real = Location("file", "", os.path.realpath(target))
-        if not any(real.is_inside(Location("file", "", os.path.realpath(root))) for root in self._roots):
-            message = f"{target} leads out of the folders that storage profile {self.address.profile!r} allows"
-            raise StorageError(message, file=target)
+        """Refuse a path whose links lead out of the bounds; ``_Reading`` looks again at what is open then."""
+        self._require_inside(target, os.path.realpath(target))
         return target
+
+    def _require_inside(self, target: str, real_path: str) -> None:
+        for trees in self._bounds:
+            if not admits(trees, real_path):
+                raise refusal(target, self.address.profile if trees is self._roots else None)
+
+    def _reading(self, path: str, version: str | None) -> _Reading:
+        return _Reading(self._file(path), version, self._require_inside if self._bounds else None)
 
     def _write(self, path: str, chunks: Source, size_bytes: int, conditions: _Conditions) -> FileEntry:
         target = self._file(path)
@@ -201,17 +208,25 @@ PLAIN: _Conditions = {"if_absent": False, "if_version": None}
 class _Reading:
     """A loan of an open file whose failures are told as ours. A class, since a generator costs more than a read."""
 
-    __slots__ = ("_opened", "_target", "_version")
+    __slots__ = ("_opened", "_require", "_target", "_version")
 
-    def __init__(self, target: str, version: str | None) -> None:
+    def __init__(self, target: str, version: str | None, require: Callable[[str, str], None] | None) -> None:
         self._target = target
         self._version = version
+        self._require = require
 
     def __enter__(self) -> tuple[int, os.stat_result]:
         try:
             self._opened, status = DESCRIPTORS.borrow(self._target)
         except OSError as error:
             raise _translate(error, self._target) from error
+        if self._require is not None:
+            # What is open now, whatever the name stood for when it was looked at: links can be swapped in between.
+            try:
+                self._require(self._target, os.readlink(f"/proc/self/fd/{self._opened.descriptor}"))
+            except BaseException:
+                DESCRIPTORS.give_back(self._opened)
+                raise
         if self._version is not None and self._version != version_of(status):
             DESCRIPTORS.give_back(self._opened)
             raise CorruptFile(
