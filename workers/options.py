@@ -116,6 +116,13 @@ class ConvertOptions:
                 hint="Give at least 64MiB.",
             )
 
+        for name in COUNTS:
+            count = getattr(self, name)
+            if count is not None and not 0 < count < 1 << 31:
+                raise InvalidOption(f"{name} must be a whole number above 0, not {count}")
+        if self.lora_alpha is not None and not 0 < self.lora_alpha < float("inf"):
+            raise InvalidOption(f"lora_alpha must be a number above 0, not {self.lora_alpha}")
+
     @property
     def max_shard_bytes(self) -> int:
         return parse_size(self.max_shard_size)
@@ -147,6 +154,8 @@ class ConvertOptions:
 
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(ConvertOptions)}
+COUNTS = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "experts")
+"""Options that count something that every model with it has at least once."""
 MINIMUM_MEMORY_BYTES = 64 * 2**20
 MAPPING = "mapping"
 """The one option that may come as a JSON object; it is kept as text."""

@@ -116,5 +116,5 @@ def test_heads_that_do_not_fit_the_rows_are_refused_with_all_numbers():
         with pytest.raises(GeometryMismatch, match=r"2 query heads and 1 key-value heads.*so 12 rows.*has 13"):
             operation.apply(((memory.source((13, 2)),),), facts(1, 2, 3))
         parts = tuple((memory.source((rows, 2)),) for rows in (6, 3, 4))
-        with pytest.raises(GeometryMismatch, match="6, 3, 4 rows, but the config tells 6, 3, 3"):
+        with pytest.raises(GeometryMismatch, match=r"6, 3, 4 rows, but config\.json or the options tell 6, 3, 3"):
             operation.inverse.apply(parts, facts(1, 2, 3))

@@ -446,7 +446,8 @@ def test_layer_files_become_a_model_by_the_prefixes_of_the_user(tmp_path, fp32):
 def test_without_prefixes_the_layers_are_shown(tmp_path):
     write_pipeline(tmp_path, fp32=False)
     assert "layer 2: a.weight [4, 4]" in refused(InvalidOption, tmp_path, "nothing says").found
-    assert "2.a.weight" in opened(tmp_path, family="none")[0].index
+    for option in ({"family": "none"}, {"mapping": '{"schema": 1, "rules": []}'}):
+        assert "2.a.weight" in opened(tmp_path, **option)[0].index
     refused(InvalidOption, tmp_path, "does not say what layer 5", layer_prefixes='["e", null, "x", "y"]')
     refused(InvalidOption, tmp_path, "does not say what layers", layer_prefixes="embed")
 

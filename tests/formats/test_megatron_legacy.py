@@ -202,7 +202,10 @@ def test_a_tied_head_on_the_last_stage_is_left_out_when_it_is_the_embedding_padd
     tensors = whole(run, 0)
     if tied:
         tensors["output_layer.weight"] = tensors["embedding.word_embeddings.weight"]
+    for layer in (0, 1):
+        tensors[f"decoder.layers.{layer}.self_attention.linear_proj.weight"] = np.ones((HIDDEN, 6 * 2), np.float32)
     write_run(tmp_path, run, tensors)
+    # The heads whose queries, keys and values have as many rows as linear_qkv: (6 + 2) * 2.
     write_config(tmp_path, run, vocab_size=7, tie_word_embeddings=True, num_attention_heads=6, num_key_value_heads=1)
     checkpoint = opened(tmp_path)
     if not tied:

@@ -12,8 +12,10 @@ from workers.errors import IncompleteCheckpoint, InvalidOption
 from workers.expressions import Cast, Expression
 from workers.families import lora_config, own_adapters
 from workers.families.adapters import PeftParts, adapter_entries, is_peft, take_apart
-from workers.families.checks import check_config, check_value_model
-from workers.families.config_file import CONFIG, edited_config
+from workers.families.checks import check_value_model
+from workers.families.config_checks import check_config, check_used
+from workers.families.config_file import corrected_sizes, correction_notes, edited_config
+from workers.families.config_values import CONFIG, check_kind
 from workers.families.custom import CustomMapping, read_mapping
 from workers.families.dequantize import QUANTIZATION, Dequantized, check_scales, dequantize, is_fp8
 from workers.families.lora_merge import merge
@@ -56,10 +58,13 @@ def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe
     """
     check_ignore(options)
     entries = source_entries(checkpoint)
+    used: set[str] = set()
     if own_adapters.is_own(name for name, _ in entries):
         config = _config(checkpoint)
         tables = find_tables(checkpoint.naming, config, options.family)
-        renamed = own_adapters.hub_names(entries, tables, model_facts(config, options), merge=options.lora == "merge")
+        facts = model_facts(config, options)
+        renamed = own_adapters.hub_names(entries, tables, facts, merge=options.lora == "merge")
+        used = facts.asked
         entries = renamed.entries
         checkpoint = replace(checkpoint, naming=renamed.naming)
     parts = None
@@ -70,6 +75,8 @@ def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe
     if parts is None:
         if options.target_format == PEFT:
             raise _no_adapter(checkpoint)
+        if options.lora_alpha is not None:
+            raise _nothing_for_alpha(checkpoint, options.lora_alpha)
         return _map_model(checkpoint, entries, options, probe)
     adapter = checkpoint.adapter or Adapter(options.lora_alpha, "the checkpoint does not say")
     if adapter.needs_alpha and adapter.lora_alpha is None:
@@ -77,6 +84,7 @@ def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe
     if options.lora == "merge" and options.target_format != PEFT:
         return _merged(checkpoint, parts, adapter, options, probe)
     if parts.is_adapter_only or options.target_format == PEFT:
+        check_used(options, used)
         return _adapter_alone(checkpoint, parts, adapter, options)
     base = _map_model(checkpoint, _in_order(parts), options, probe)
     files, notes = _adapter_files(checkpoint, parts, adapter, lora_config.ADAPTER_FOLDER)
@@ -106,6 +114,15 @@ def _adapter_alone(checkpoint: Checkpoint, parts: PeftParts, adapter: Adapter, o
     if options.target_format != PEFT:
         notes = ("there are no base weights: the result is an adapter", *notes)
     return Mapping(NAMES_KEPT, targets, (), files, checkpoint.side_files, notes)
+
+
+def _nothing_for_alpha(checkpoint: Checkpoint, alpha: float) -> InvalidOption:
+    return InvalidOption(
+        f"the option lora_alpha is given, but {checkpoint.address.url} holds no adapter that it could be for",
+        expected="a LoRA adapter",
+        found=f"lora_alpha {alpha:g} and {len(checkpoint.tensors)} tensors of a model",
+        hint="Leave the option out: the weights are merged already, or were never wrapped.",
+    )
 
 
 def _not_mapped(checkpoint: Checkpoint) -> InvalidOption:
@@ -139,17 +156,25 @@ def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOpt
     family = _family(options, custom)
     keeps_names = checkpoint.config is None and family == KEEP
     config = {} if keeps_names else _config(checkpoint)
-    model = rename_tensors(checkpoint, entries, Naming(config, model_facts(config, options), family, custom))
+    if not keeps_names:
+        check_kind(config, family=family)
+    facts = model_facts(config, options)
+    model = rename_tensors(checkpoint, entries, Naming(config, facts, family, custom))
+    used = facts.asked
     if custom is not None or family != KEEP:
-        check_config(model.entries, config)
+        used |= check_config(model.entries, config, options)
         check_value_model(model.entries, asked=options.value_model)
+    check_used(options, used)
     plain = _dequantized(model.entries, config, options)
     tied = _tie(checkpoint, plain.entries, config, options, probe)
     targets = _targets(tied.entries, options, model.keep_float32, "")
     if options.dequantize:
         config.pop(QUANTIZATION, None)
     final = _quantized(targets, config, options)
-    content = edited_config(config | final.config, (target.expression for target in targets), tied=tied.flag)
+    corrected = corrected_sizes(config, options)
+    content = edited_config(
+        config | final.config, (target.expression for target in targets), tied=tied.flag, sizes=corrected
+    )
     return Mapping(
         family=model.family,
         targets=tuple(final.targets),
@@ -161,7 +186,7 @@ def _map_model(checkpoint: Checkpoint, entries: list[Entry], options: ConvertOpt
         ),
         files=(*(() if keeps_names else ((CONFIG, content),)), *checkpoint.made_files),
         side_files=checkpoint.side_files,
-        notes=(*model.notes, *plain.notes, *tied.notes, *final.notes),
+        notes=(*model.notes, *plain.notes, *tied.notes, *final.notes, *correction_notes(config, corrected)),
     )
 
 

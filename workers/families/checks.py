@@ -1,103 +1,12 @@
-"""Compare what a config says with the tensors' shapes, for models where that is certain.
-
-A config of another model, a vocabulary resized after saving, a layer that is missing: all load into a
-wrong model or none, and show here.
-"""
+"""Compare tensors with what config and options say of them in number: layers, experts, a value model's head."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 from workers.errors import GeometryMismatch
 from workers.families.operations import Facts
-from workers.families.registry import model_types, text_config
 from workers.families.rules import Count, Entry, Pattern
-
-CERTAIN = frozenset(
-    (
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "glm4",
-        "llama",
-        "mistral",
-        "mistral3",
-        "mixtral",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "phimoe",
-        "qwen2",
-        "qwen2_5_vl",
-        "qwen2_moe",
-        "qwen2_vl",
-        "qwen3",
-        "qwen3_moe",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-    )
-)
-"""Model types whose config has these keys in the meaning below."""
-
-_TEXT = r"(model\.language_model\.|language_model\.model\.|model\.)"
-_LAYER = re.compile(rf"{_TEXT}layers\.(\d+)\..+")
-
-
-@dataclass(frozen=True, slots=True)
-class SizeCheck:
-    """That dimension ``dim`` of the tensors whose names fit has the size of a config key."""
-
-    names: re.Pattern[str]
-    dim: int
-    key: str
-
-
-CHECKS = (
-    SizeCheck(re.compile(rf"{_TEXT}embed_tokens\.weight|(language_model\.)?lm_head\.weight"), 0, "vocab_size"),
-    SizeCheck(re.compile(rf"{_TEXT}embed_tokens\.weight|(language_model\.)?lm_head\.weight"), 1, "hidden_size"),
-    SizeCheck(re.compile(rf"{_TEXT}norm\.weight"), 0, "hidden_size"),
-    SizeCheck(re.compile(rf"{_TEXT}layers\.\d+\.mlp\.(gate|up)_proj\.weight"), 0, "intermediate_size"),
-    SizeCheck(re.compile(rf"{_TEXT}layers\.\d+\.mlp\.down_proj\.weight"), 1, "intermediate_size"),
-    SizeCheck(
-        re.compile(rf"{_TEXT}layers\.\d+\.mlp\.experts\.\d+\.(gate|up)_proj\.weight"), 0, "moe_intermediate_size"
-    ),
-    SizeCheck(re.compile(rf"{_TEXT}layers\.\d+\.mlp\.experts\.\d+\.down_proj\.weight"), 1, "moe_intermediate_size"),
-    SizeCheck(
-        re.compile(rf"{_TEXT}layers\.\d+\.block_sparse_moe\.experts\.\d+\.w[13]\.weight"), 0, "intermediate_size"
-    ),
-)
-
-
-def check_config(entries: Iterable[Entry], config: Mapping[str, Any]) -> None:
-    """Raise ``GeometryMismatch`` where tensors under the hub's names contradict the config, with both values."""
-    if not any(model_type in CERTAIN for model_type in model_types(config)):
-        return
-    told = text_config(config)
-    checks = [(check, told[check.key]) for check in CHECKS if isinstance(told.get(check.key), int)]
-    layers = 0
-    for name, expression in entries:
-        layer = _LAYER.fullmatch(name)
-        layers = max(layers, int(layer[2]) + 1) if layer else layers
-        for check, size in checks:
-            if (
-                not _is_value_head(name, expression.shape)
-                and check.names.fullmatch(name)
-                and len(expression.shape) > check.dim
-                and expression.shape[check.dim] != size
-            ):
-                raise _contradiction(check.key, size, expression.shape[check.dim], (name, list(expression.shape)))
-    count = told.get("num_hidden_layers")
-    if isinstance(count, int) and layers and layers != count:
-        raise _contradiction("num_hidden_layers", count, layers, None)
-
-
-def _is_value_head(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a value model's head, of one row, stands in place of the one for tokens."""
-    return name == "lm_head.weight" and shape[:1] == (1,)
 
 
 def check_value_model(entries: Iterable[Entry], *, asked: bool) -> None:
@@ -144,16 +53,3 @@ def _check_count(names: Iterable[str], count: Count, told: tuple[str, int], fact
             hint="The config belongs to another model, or a part of the checkpoint is missing; option config_dir "
             "names another config.",
         )
-
-
-def _contradiction(key: str, told: int, found: int, tensor: tuple[str, list[int]] | None) -> GeometryMismatch:
-    where = f"tensor {tensor[0]} {tensor[1]} has {found}" if tensor else f"the tensors are those of {found} layers"
-    return GeometryMismatch(
-        f"config.json says that {key} is {told}, but {where}",
-        file="config.json",
-        tensor=tensor[0] if tensor else None,
-        expected=f"{key} = {told}",
-        found=str(found),
-        hint="The config belongs to another model, or a part of the checkpoint is missing; option config_dir names "
-        "another config.",
-    )

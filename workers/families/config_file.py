@@ -10,18 +10,31 @@ from typing import Any
 
 from workers.dtypes import ELEMENT_TYPES
 from workers.expressions import Expression
+from workers.families.config_values import CONFIG, given_sizes
 from workers.families.registry import text_config, transformers_version
 from workers.families.ties import FLAG
+from workers.options import ConvertOptions
 
-CONFIG = "config.json"
 _DTYPE_KEYS: tuple[str, ...] = ("dtype", "torch_dtype")
 _DTYPE_SINCE = (4, 56)
 """transformers renamed ``torch_dtype`` to ``dtype`` in 4.56 (and 5 still reads the old key)."""
 
 
-def edited_config(config: Mapping[str, Any], expressions: Iterable[Expression], *, tied: bool | None) -> bytes:
-    """config.json for a model of these weights; ``tied`` is what it must say of tied embeddings, None as it is."""
+def edited_config(
+    config: Mapping[str, Any],
+    expressions: Iterable[Expression],
+    *,
+    tied: bool | None,
+    sizes: Mapping[str, int] | None = None,
+) -> bytes:
+    """config.json for a model of these weights.
+
+    ``tied`` is what it must say of tied embeddings, None as it is; ``sizes`` are corrections of the language model's.
+    """
     edited = copy.deepcopy(dict(config))
+    part = text_config(edited)
+    if sizes and isinstance(part, dict):
+        part.update(sizes)
     if tied is not None:
         edited[FLAG] = tied
         inner = text_config(edited)
@@ -33,6 +46,29 @@ def edited_config(config: Mapping[str, Any], expressions: Iterable[Expression], 
     if list(config) == sorted(config):
         edited = dict(sorted(edited.items()))
     return (json.dumps(edited, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def corrected_sizes(config: Mapping[str, Any], options: ConvertOptions) -> dict[str, int]:
+    """The sizes in which the user corrects a config, which the tensors have borne out."""
+    text = text_config(config)
+    given = given_sizes(options)
+    changed = {key: value for key, value in given.items() if text.get(key) != value}
+    told = {**text, **given}
+    hidden, heads = told.get("hidden_size"), told.get("num_attention_heads")
+    derived = hidden // heads if type(hidden) is int and type(heads) is int and heads > 0 else None
+    # What the config leaves out because it follows from the rest stays out.
+    follows = {"head_dim": derived, "num_key_value_heads": heads}
+    return {key: value for key, value in changed.items() if text.get(key) is not None or follows.get(key) != value}
+
+
+def correction_notes(config: Mapping[str, Any], corrected: Mapping[str, int]) -> tuple[str, ...]:
+    """What was corrected, in words."""
+    text = text_config(config)
+    return tuple(
+        f"{CONFIG} said that {key} is {text[key]}; it says {value} now, as the option does"
+        for key, value in corrected.items()
+        if text.get(key) is not None
+    )
 
 
 def main_dtype(expressions: Iterable[Expression]) -> str | None:

@@ -9,11 +9,13 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import workers.families
 from workers.errors import InvalidOption, UnmappedTensor
+from workers.families.config_values import Sizes, check_values, told_sizes
 from workers.families.layer_lists import layer_lists
 from workers.families.operations import Facts, Version
 from workers.families.rules import Table
@@ -32,9 +34,6 @@ HUB_LIKE = frozenset(("transformers", HUB_NAMING))
 
 TIES_UNDECIDED = frozenset(("meta", "torchtune"))
 """Namings whose files may repeat the embedding as output head, whatever the config says: the weights decide."""
-
-SIZE_OPTIONS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-"""Options that stand for sizes of the config."""
 
 VISION = "vision_config"
 """Key of the part of a config that describes the vision tower; its sizes are facts with this before their names."""
@@ -94,15 +93,28 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return part
 
 
-def model_facts(config: Mapping[str, Any], options: ConvertOptions) -> Facts:
-    """What rules may ask of a config; where the user says otherwise, that counts."""
-    sizes = {key: value for key, value in text_config(config).items() if type(value) is int}
-    asked = {key: getattr(options, key) for key in SIZE_OPTIONS}
-    sizes |= {key: value for key, value in asked.items() if value is not None}
+@dataclass(frozen=True, slots=True)
+class ConfigFacts(Facts):
+    """Facts of a model's config, which remember which of its sizes rules asked for."""
+
+    @property
+    def asked(self) -> set[str]:
+        """Keys of the sizes that were asked for."""
+        return self.sizes.asked if isinstance(self.sizes, Sizes) else set()
+
+
+def model_facts(config: Mapping[str, Any], options: ConvertOptions) -> ConfigFacts:
+    """What rules may ask of a config; where the user says otherwise, that counts.
+
+    Raises ``GeometryMismatch`` where a size of the config is none.
+    """
+    text = text_config(config)
+    check_values(text)
+    sizes = {key: told.value for key, told in told_sizes(text, options).items()}
     vision = config.get(VISION)
     if isinstance(vision, dict):
         sizes |= {f"{VISION}.{key}": value for key, value in vision.items() if type(value) is int}
-    return Facts(sizes, transformers_version(config), layer_lists(text_config(config)))
+    return ConfigFacts(Sizes(sizes), transformers_version(config), layer_lists(text))
 
 
 def transformers_version(config: Mapping[str, Any]) -> Version:

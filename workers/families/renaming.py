@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workers.checkpoint import Checkpoint
-from workers.errors import GeometryMismatch, UnmappedTensor
+from workers.errors import GeometryMismatch, InvalidOption, UnmappedTensor
 from workers.expressions import Expression, Slice, Source, inputs_of
 from workers.families.checks import check_counts
 from workers.families.custom import CustomMapping
@@ -110,6 +110,13 @@ def _renamed(chain: _Chain, tables: Sequence[Table], naming: Naming, notes: tupl
 
 def _tables(checkpoint: Checkpoint, naming: Naming) -> tuple[Table, ...]:
     if checkpoint.naming == HUB_NAMING:
+        if naming.custom is None and naming.family not in (None, KEEP):
+            raise InvalidOption(
+                f"the option family says {naming.family}, but the tensors have Hugging Face's names already",
+                expected="no family",
+                found=naming.family,
+                hint="Leave the option out.",
+            )
         return ()
     return find_tables(checkpoint.naming, naming.config, naming.family)
 

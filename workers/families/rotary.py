@@ -56,8 +56,8 @@ def _regrouped(group: Group, facts: Facts, projection: Projection, *, to_halves:
 def _permuted(entry: Expression, heads: int, size: int, *, to_halves: bool) -> Expression:
     if not entry.shape or entry.shape[0] != heads * size or size % 2:
         raise GeometryMismatch(
-            f"config.json tells {heads} heads of {size} rows, so {heads * size}, but the tensor has shape "
-            f"{list(entry.shape)}",
+            f"config.json or the options tell {heads} heads of {size} rows, so {heads * size}, but the tensor has the "
+            f"shape {list(entry.shape)}",
             expected=f"{heads * size} rows, of an even number for each head",
             found=str(list(entry.shape)),
             hint="The config belongs to another model: name the right one with the option config_dir. Or set "

@@ -280,8 +280,8 @@ def _check_rows(entry: Expression, heads: Heads) -> None:
     found = entry.shape[0] if entry.shape else prod(entry.shape)
     if found != expected:
         raise GeometryMismatch(
-            f"config.json tells {heads.queries} query heads and {heads.groups} key-value heads of {heads.size} rows, "
-            f"so {expected} rows of queries, keys and values, but the tensor has {found}",
+            f"config.json or the options tell {heads.queries} query heads and {heads.groups} key-value heads of "
+            f"{heads.size} rows, so {expected} rows of queries, keys and values, but the tensor has {found}",
             expected=f"{expected} rows",
             found=str(found),
             hint=f"{_WRONG_CONFIG} Or set num_attention_heads, num_key_value_heads or head_dim.",
@@ -292,7 +292,7 @@ def _check_parts(parts: tuple[Expression, ...], heads: Heads) -> None:
     found = tuple(part.shape[0] if part.shape else 0 for part in parts)
     if found != heads.rows or len({(part.dtype, part.shape[1:]) for part in parts}) != 1:
         raise GeometryMismatch(
-            f"q, k and v have {', '.join(map(str, found))} rows, but the config tells "
+            f"q, k and v have {', '.join(map(str, found))} rows, but config.json or the options tell "
             f"{', '.join(map(str, heads.rows))}",
             expected=f"{list(heads.rows)} rows, of one dtype and width",
             found=", ".join(f"{part.dtype} {list(part.shape)}" for part in parts),

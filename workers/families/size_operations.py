@@ -6,9 +6,11 @@ inverse, and ``Shape`` has one only where the shape before is known.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
+from typing import cast
 
 from workers.dtypes import BY_TORCH_NAME, ELEMENT_TYPES
 from workers.errors import GeometryMismatch, InvalidOption
@@ -265,7 +267,8 @@ class WithSizes:
 
     def apply(self, group: Group, facts: Facts) -> Group:
         told = {key: resolved(size, facts) for key, size in self.sizes}
-        return self.operation.apply(group, replace(facts, sizes={**facts.sizes, **told}))
+        # A view, so that what is asked of the config's sizes is still seen.
+        return self.operation.apply(group, replace(facts, sizes=ChainMap(told, cast("dict[str, int]", facts.sizes))))
 
     @property
     def inverse(self) -> Operation:

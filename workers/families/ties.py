@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from workers.errors import GeometryMismatch
+from workers.errors import GeometryMismatch, InvalidOption
 from workers.expressions import Expression, Slice, Source
 from workers.families.registry import text_config, transformers_version
 from workers.families.rules import Entry
@@ -58,6 +58,8 @@ def tie(
     head = next((name for name in _HEADS if name in tensors), None)
     embedding = next((name for name in _EMBEDDINGS if name in tensors), None)
     if embedding is None:
+        if wanted is not None:
+            raise _nothing_to_tie(wanted)
         return Tying(entries)
     if head is None:
         if doubt != "correct" and wanted is None and _flag(config) is False and _may_generate(config):
@@ -82,6 +84,15 @@ def tie(
         raise _contradiction("true", f"{head} and {embedding} differ", head)
     note = f"config.json said that {head} is tied to {embedding}, but they differ: both are kept and it says false"
     return Tying(entries, flag=False, notes=[note])
+
+
+def _nothing_to_tie(wanted: bool) -> InvalidOption:  # noqa: FBT001 - the value of an option
+    return InvalidOption(
+        f"the option {FLAG} says {str(wanted).lower()}, but no tensor has the name of an embedding that could be tied",
+        expected=_EMBEDDINGS[0],
+        found="no embedding",
+        hint="Leave the option out, or map the names to Hugging Face's (options family and mapping).",
+    )
 
 
 def _contradiction(told: str, found: str, tensor: str) -> GeometryMismatch:

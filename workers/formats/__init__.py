@@ -31,7 +31,7 @@ def open_checkpoint(folder: Folder, options: ConvertOptions) -> Checkpoint:
     if not folder.exists():
         raise _nothing_there(listing)
     if options.source_format is not None:
-        return _named(options.source_format).open(listing, options)
+        return _opened(_named(options.source_format), listing, options)
     found = detect(listing)
     if not found:
         raise _unknown(listing)
@@ -42,7 +42,26 @@ def open_checkpoint(folder: Folder, options: ConvertOptions) -> Checkpoint:
             found=", ".join(found),
             hint="Say which with the option source_format.",
         )
-    return _named(next(iter(found))).open(listing, options)
+    return _opened(_named(next(iter(found))), listing, options)
+
+
+def _opened(known: Format, listing: Listing, options: ConvertOptions) -> Checkpoint:
+    """Open a source, unless an option is given that its format does not read: it would change nothing, unseen.
+
+    Where an adapter's base is named, the other options are for the base, and its format looks at them.
+    """
+    given = options.to_dict().keys()
+    optional = frozenset[str]().union(*(other.options for other in _formats().values()))
+    unread = sorted((given & optional) - known.options)
+    if unread and not ("base" in given and "base" in known.options):
+        users = ", ".join(other.name for other in _formats().values() if unread[0] in other.options)
+        raise InvalidOption(
+            f"the option {unread[0]} means nothing to {listing.folder.address.url}, whose format is {known.name}",
+            expected=users,
+            found=known.name,
+            hint=f"Leave it out. It is for sources of the formats {users}.",
+        )
+    return known.open(listing, options)
 
 
 def detect(listing: Listing) -> dict[str, Detection]:

@@ -73,6 +73,8 @@ class Format:
     """What it is recognised by, to complete "looked for ..."."""
     detect: Callable[[Listing], Detection | None]
     open: Callable[[Listing, ConvertOptions], Checkpoint]
+    options: frozenset[str] = frozenset()
+    """Options that it reads beside those that every format does."""
 
     @property
     def info(self) -> FormatInfo:

@@ -40,6 +40,13 @@ TORCHTITAN = re.compile(
 _HEAD = "lm_head.weight"
 
 
+NAME_OPTIONS = frozenset({"strip_prefix", "source_naming"})
+"""What ``clean_names`` and ``naming_of`` read."""
+
+STATE_DICT_OPTIONS = NAME_OPTIONS | {"model_prefix", "state_dict_key"}
+"""What ``choose_model`` reads, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPart:
     """The tensors of the model: their names as saved, and what they are called here."""

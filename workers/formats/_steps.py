@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from workers.errors import AmbiguousSource, CorruptFile, IncompleteCheckpoint
+from workers.errors import AmbiguousSource, CorruptFile, IncompleteCheckpoint, InvalidOption
 from workers.formats._format import Listing
 from workers.options import ConvertOptions
 
@@ -75,6 +75,20 @@ def choose_step(listing: Listing, steps: Mapping[int, str], options: ConvertOpti
         )
     step, folder = next(iter(steps.items()))
     return StepChoice(folder, (f"step {step}, the only one",))
+
+
+def check_step(listing: Listing, options: ConvertOptions, option: str = "step") -> None:
+    """Refuse a step, or what ``option`` counts, that a folder given directly is not of, by the end of its name."""
+    asked = getattr(options, option)
+    own = listing.folder.address.url.rstrip("/").rpartition("/")[2]
+    match = re.search(r"(\d{1,18})$", own)
+    if asked is not None and (match is None or int(match[1]) != asked):
+        raise InvalidOption(
+            f"{option} {asked} is asked for, but {listing.folder.address.url} holds the weights of one {option} only",
+            expected=f"the folder of a run, or of {option} {asked}",
+            found=own,
+            hint=f"Give the run folder, which holds the {option}s, or leave the option {option} out.",
+        )
 
 
 def choose_role(roles: Sequence[str], where: str, options: ConvertOptions) -> tuple[str, tuple[str, ...]]:

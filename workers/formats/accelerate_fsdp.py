@@ -13,7 +13,7 @@ from workers.checkpoint import Checkpoint
 from workers.errors import AmbiguousSource
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._state_dict import clean_names
-from workers.formats._steps import choose_step
+from workers.formats._steps import check_step, choose_step
 from workers.formats.verl_fsdp.assemble import assemble
 from workers.formats.verl_fsdp.folders import RankFiles, RoleFolder
 from workers.formats.verl_fsdp.ranks import read_rank
@@ -40,6 +40,8 @@ def open_accelerate_fsdp(listing: Listing, options: ConvertOptions) -> Checkpoin
     if not _rank_files(listing, ""):
         choice = choose_step(listing, _steps(listing), options, "checkpoint-{}")
         folder = RoleFolder(choice.path, choice.notes)
+    else:
+        check_step(listing, options)
     models = _rank_files(listing, folder.path)
     if len(models) > 1:
         raise AmbiguousSource(
@@ -74,4 +76,11 @@ def _steps(listing: Listing) -> dict[int, str]:
     return {step: name for step, name in steps.items() if _rank_files(listing, name)}
 
 
-FORMAT = Format("accelerate-fsdp", "accelerate FSDP rank files (without DCP)", SIGNS, detect, open_accelerate_fsdp)
+FORMAT = Format(
+    "accelerate-fsdp",
+    "accelerate FSDP rank files (without DCP)",
+    SIGNS,
+    detect,
+    open_accelerate_fsdp,
+    frozenset({"step"}),
+)

@@ -17,8 +17,8 @@ from workers.formats._dcp_metadata import METADATA, DcpMetadata, has_metadata, r
 from workers.formats._dcp_safetensors import add_sharded_tensors, sharded_files
 from workers.formats._format import Detection, Format, Listing, join
 from workers.formats._model_folder import CONFIG, find_model_files
-from workers.formats._state_dict import ModelPart, choose_model, naming_of
-from workers.formats._steps import choose_step
+from workers.formats._state_dict import STATE_DICT_OPTIONS, ModelPart, choose_model, naming_of
+from workers.formats._steps import check_step, choose_step
 from workers.options import ConvertOptions
 
 SIGNS = ".metadata and __R_N.distcp, here, in pytorch_model_fsdp_N/ or in step folders; shard-*-model-*.safetensors"
@@ -120,8 +120,10 @@ def _objects(metadata: DcpMetadata) -> tuple[str, ...]:
 def _find(listing: Listing, options: ConvertOptions) -> _Place:
     here = _signs(listing, "")
     if here:
+        check_step(listing, options)
         return _Place("", here)
     if _parts(listing, ""):
+        check_step(listing, options)
         return _part(listing, "", ())
     runs, steps = _steps(listing)
     usable = {
@@ -189,4 +191,11 @@ def _steps(listing: Listing) -> tuple[str, dict[int, str]]:
     return "", {}
 
 
-FORMAT = Format("dcp", "torch distributed checkpoints (DCP) of FSDP, torchtitan, accelerate", SIGNS, detect, open_dcp)
+FORMAT = Format(
+    "dcp",
+    "torch distributed checkpoints (DCP) of FSDP, torchtitan, accelerate",
+    SIGNS,
+    detect,
+    open_dcp,
+    frozenset({"step"}) | STATE_DICT_OPTIONS,
+)

@@ -23,6 +23,7 @@ from workers.formats._deepspeed.states import open_state, state_tensors
 from workers.formats._deepspeed.tags import TagFiles, choose_tag, collect_files, find_tags, holds_layers
 from workers.formats._deepspeed.tensor_parallel import REPLICATED, ROWS, TensorParallelism
 from workers.formats._format import Detection, Format, Listing, join
+from workers.formats._state_dict import NAME_OPTIONS
 from workers.formats._steps import STILL_WRITING
 from workers.options import ConvertOptions
 
@@ -203,7 +204,7 @@ def _add(
     assembly: Assembly, layers: list[dict[str, Local]], parallel: TensorParallelism, options: ConvertOptions
 ) -> list[str]:
     """Add all tensors under the names that the user gives the layers; returns those that are left out."""
-    if options.layer_prefixes is None and options.family != "none":
+    if options.layer_prefixes is None and options.mapping is None and options.family != "none":
         raise _needs_prefixes(layers[0])
     prefixes = read_prefixes(options.layer_prefixes) if options.layer_prefixes is not None else None
     names: dict[str, str | None] = dict(_names(layers[0], prefixes)) if prefixes is not None else {}
@@ -241,10 +242,15 @@ def _needs_prefixes(tensors: Mapping[str, Local]) -> InvalidOption:
         "the files of the pipeline engine number their layers, and nothing says what these are called in the model",
         expected='the option layer_prefixes, such as {"0": "model.embed_tokens", "1-24": "model.layers.{}"}',
         found=shown[:2000],
-        hint="Set layer_prefixes; with family=none the names <layer>.<name> are kept.",
+        hint="Set layer_prefixes; with family=none the names <layer>.<name> are kept, and a mapping finds them so.",
     )
 
 
 FORMAT = Format(
-    "deepspeed-pipeline", "DeepSpeed pipeline engine (layer files)", SIGNS, detect, open_deepspeed_pipeline
+    "deepspeed-pipeline",
+    "DeepSpeed pipeline engine (layer files)",
+    SIGNS,
+    detect,
+    open_deepspeed_pipeline,
+    frozenset({"step", "layer_prefixes"}) | NAME_OPTIONS,
 )

@@ -32,7 +32,7 @@ from workers.formats._deepspeed.tags import (
 )
 from workers.formats._deepspeed.tensor_parallel import TensorParallelism
 from workers.formats._format import Detection, Format, Listing, join
-from workers.formats._state_dict import clean_name
+from workers.formats._state_dict import NAME_OPTIONS, clean_name
 from workers.formats._steps import STILL_WRITING
 from workers.geometry import Shape
 from workers.options import ConvertOptions
@@ -150,4 +150,11 @@ def _parameter(assembly: Assembly, file: StateFile, name: str, shapes: Mapping[s
     return assembly.local(file, record, name, shape)
 
 
-FORMAT = Format("deepspeed-universal", "DeepSpeed universal checkpoints", SIGNS, detect, open_deepspeed_universal)
+FORMAT = Format(
+    "deepspeed-universal",
+    "DeepSpeed universal checkpoints",
+    SIGNS,
+    detect,
+    open_deepspeed_universal,
+    frozenset({"step"}) | NAME_OPTIONS,
+)

@@ -33,6 +33,7 @@ from workers.formats._deepspeed.tags import (
 )
 from workers.formats._deepspeed.tensor_parallel import TensorParallelism
 from workers.formats._format import Detection, Format, Listing, join
+from workers.formats._state_dict import NAME_OPTIONS
 from workers.formats._steps import STILL_WRITING
 from workers.options import ConvertOptions
 
@@ -148,4 +149,11 @@ def _evidence(files: TagFiles, partitions: Sequence[Partition]) -> tuple[str, ..
     return (f"{len(files.model)} model states and {len(files.optimizer)} optimizer files in {where}", stage)
 
 
-FORMAT = Format("deepspeed-zero", "DeepSpeed ZeRO, stages 0 to 3", SIGNS, detect, open_deepspeed_zero)
+FORMAT = Format(
+    "deepspeed-zero",
+    "DeepSpeed ZeRO, stages 0 to 3",
+    SIGNS,
+    detect,
+    open_deepspeed_zero,
+    frozenset({"step"}) | NAME_OPTIONS,
+)

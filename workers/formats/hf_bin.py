@@ -12,7 +12,7 @@ from workers.checkpoint import Checkpoint, CheckpointBuilder
 from workers.errors import IncompleteCheckpoint
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._model_folder import CONFIG, find_model_files, read_json
-from workers.formats._state_dict import ModelPart, naming_of
+from workers.formats._state_dict import STATE_DICT_OPTIONS, ModelPart, naming_of
 from workers.formats._torch_state_dict import StateDicts, add_model, read_state_dicts
 from workers.formats._weight_files import BIN, SAFETENSORS, Weights, check_listed, find_weights
 from workers.options import ConvertOptions
@@ -97,4 +97,6 @@ def _check_index(dicts: StateDicts, weights: Weights, config: Mapping[str, Any] 
     return tuple(filter(None, (listed, unlisted)))
 
 
-FORMAT = Format("hf-bin", "Hugging Face model folder (pytorch_model.bin)", SIGNS, detect, open_hf_bin)
+FORMAT = Format(
+    "hf-bin", "Hugging Face model folder (pytorch_model.bin)", SIGNS, detect, open_hf_bin, STATE_DICT_OPTIONS
+)

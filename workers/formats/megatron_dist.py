@@ -162,4 +162,5 @@ FORMAT = Format(
     "metadata.json with sharded_backend and .metadata, here or in iter_<N>/, release/, <role>/dist_ckpt/",
     detect,
     open_megatron_dist,
+    frozenset({"step", "role"}),
 )

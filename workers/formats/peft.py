@@ -44,4 +44,4 @@ def open_peft(listing: Listing, options: ConvertOptions) -> Checkpoint:
     return replace(opened, format="peft")
 
 
-FORMAT = Format("peft", "PEFT adapters (LoRA)", SIGNS, detect, open_peft)
+FORMAT = Format("peft", "PEFT adapters (LoRA)", SIGNS, detect, open_peft, frozenset({"base"}))

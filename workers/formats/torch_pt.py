@@ -11,6 +11,7 @@ from workers.checkpoint import Checkpoint, CheckpointBuilder
 from workers.errors import AmbiguousSource, UnknownFormat
 from workers.formats import dcp, hf_bin
 from workers.formats._format import Detection, Format, Listing
+from workers.formats._state_dict import STATE_DICT_OPTIONS
 from workers.formats._torch_state_dict import add_model, read_state_dicts
 from workers.formats._weight_files import SAFETENSORS
 from workers.options import ConvertOptions
@@ -63,4 +64,4 @@ def _candidates(listing: Listing) -> list[str]:
     return sorted(name for name in listing.files() if _STATE_DICT.fullmatch(name) and not _OTHER.fullmatch(name))
 
 
-FORMAT = Format("torch-pt", "A state dict in one torch file", SIGNS, detect, open_torch_pt)
+FORMAT = Format("torch-pt", "A state dict in one torch file", SIGNS, detect, open_torch_pt, STATE_DICT_OPTIONS)

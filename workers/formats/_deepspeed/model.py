@@ -13,7 +13,7 @@ from typing import Any
 from workers.checkpoint import Checkpoint
 from workers.dtypes import BY_TORCH_NAME
 from workers.errors import IncompleteCheckpoint
-from workers.families.checks import CERTAIN
+from workers.families.config_checks import CERTAIN
 from workers.families.registry import model_types
 from workers.formats._deepspeed.assembly import Assembly, Local
 from workers.formats._deepspeed.states import ModelStates

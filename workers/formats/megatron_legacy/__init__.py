@@ -140,4 +140,11 @@ def _evidence(folder: MegatronFolder, parts: list[RankPart], model: ModelFiles) 
     return (*lines, *folder.notes)
 
 
-FORMAT = Format(NAME, "Megatron-LM torch and verl rank files (mp_rank_*)", SIGNS, detect, open_megatron_legacy)
+FORMAT = Format(
+    NAME,
+    "Megatron-LM torch and verl rank files (mp_rank_*)",
+    SIGNS,
+    detect,
+    open_megatron_legacy,
+    frozenset({"step", "role", "experts"}),
+)

@@ -182,4 +182,11 @@ def _add(builder: CheckpointBuilder, rank: _Rank, sizes: Sizes, count: int) -> l
     return left_out
 
 
-FORMAT = Format("meta", "Meta's original Llama checkpoints (consolidated.NN.pth)", SIGNS, detect, open_meta)
+FORMAT = Format(
+    "meta",
+    "Meta's original Llama checkpoints (consolidated.NN.pth)",
+    SIGNS,
+    detect,
+    open_meta,
+    frozenset({"llama_version"}),
+)

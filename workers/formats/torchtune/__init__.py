@@ -14,6 +14,7 @@ from workers.formats._adapter import open_adapter
 from workers.formats._format import Format, Listing
 from workers.formats._meta_config import with_meta_config
 from workers.formats._namings import META, naming_of_keys
+from workers.formats._state_dict import STATE_DICT_OPTIONS
 from workers.formats.torchtune.folders import SIGNS, Kind, Place, choose, detect
 from workers.options import ConvertOptions
 
@@ -43,4 +44,11 @@ def _open_place(place: Place, options: ConvertOptions) -> Checkpoint:
     return opened
 
 
-FORMAT = Format("torchtune", "torchtune checkpoints, with their adapters", SIGNS, detect, open_torchtune)
+FORMAT = Format(
+    "torchtune",
+    "torchtune checkpoints, with their adapters",
+    SIGNS,
+    detect,
+    open_torchtune,
+    frozenset({"step", "epoch", "base", "llama_version"}) | STATE_DICT_OPTIONS,
+)

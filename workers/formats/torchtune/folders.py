@@ -13,6 +13,7 @@ from enum import Enum
 
 from workers.errors import IncompleteCheckpoint, UnknownFormat
 from workers.formats._format import Detection, Listing
+from workers.formats._steps import check_step
 from workers.formats._weight_files import BIN, SAFETENSORS, Weights, find_weights
 from workers.options import ConvertOptions
 from workers.storage import FileEntry
@@ -71,6 +72,9 @@ def choose(listing: Listing, options: ConvertOptions) -> Place:
     """Choose the folder, then the files. Raises ``IncompleteCheckpoint`` where what is asked for is not there."""
     folders = _folders(listing, with_dcp=True)
     if any(map(_is_flat, listing.files())) or _holds_weights(listing.files()) or not folders:
+        check_step(listing, options)
+        if not any(map(_is_flat, listing.files())):
+            check_step(listing, options, "epoch")
         return _in_folder(listing, options, ())
     name = _chosen(folders, options)
     others = [other for other in folders.values() if other != name]

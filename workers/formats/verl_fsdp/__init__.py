@@ -36,4 +36,11 @@ def open_verl_fsdp(listing: Listing, options: ConvertOptions) -> Checkpoint:
     return assemble(listing, find_rank_files(listing, choice), options)
 
 
-FORMAT = Format("verl-fsdp", "verl FSDP rank files (PPO, GRPO, SFT; FSDP1 and FSDP2)", SIGNS, detect, open_verl_fsdp)
+FORMAT = Format(
+    "verl-fsdp",
+    "verl FSDP rank files (PPO, GRPO, SFT; FSDP1 and FSDP2)",
+    SIGNS,
+    detect,
+    open_verl_fsdp,
+    frozenset({"step", "role"}),
+)
