@@ -54,6 +54,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "invalid-option": (422, "An option has an impossible value"),
     "invalid-state": (409, "This cannot be done in the state that it is in"),
     "method-not-allowed": (405, "This method is not for this path"),
+    "not-acceptable": (406, "The answer has another form than the request takes"),
     "not-found": (404, "There is nothing of this name"),
     "no-step": (422, "A name holds no number"),
     "nothing-found": (422, "Nothing fits the pattern"),

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from service import schemas
 from service.api.context import PROBLEMS, Context, Here, Reader, spelled_job
 from service.api.jobs import job_filter
+from service.errors import Problem
 from service.jobs.changes import LOOK_AGAIN_S, LOOK_BACK, Change
 from service.jobs.records import Job, now
 from service.jobs.store import JobFilter, JobNotFound, fits
@@ -36,6 +37,8 @@ PAGE_OR_STREAM: dict[int | str, dict[str, Any]] = {
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}, "description": "A stream of events `job`, each with a job as its data"}
 }
+EVENT_STREAM = "text/event-stream"
+Accept = Annotated[str, Header(include_in_schema=False)]
 LastEventId = Annotated[str, Header(max_length=40, description="Resume a stream after this event.")]
 
 
@@ -45,11 +48,11 @@ async def events(
     here: Here,
     caller: Reader,
     after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-    accept: Annotated[str, Header(include_in_schema=False)] = "",
+    accept: Accept = "",
     last_event_id: LastEventId = "",
 ) -> Any:
     """Show what happened to a job, from an event on."""
-    if "text/event-stream" not in accept:
+    if EVENT_STREAM not in accept:
         _, found = await run_in_threadpool(here.store.events, job_id, after, PAGE, caller.only_owner)
         items = [schemas.Event.model_validate(event) for event in found]
         return schemas.EventPage(items=items, next_after=items[-1].seq if items else after)
@@ -61,9 +64,15 @@ async def events(
 
 @router.get("/events", responses=STREAM, response_class=Response)
 async def stream(
-    here: Here, caller: Reader, query: Annotated[schemas.StreamQuery, Query()], last_event_id: LastEventId = ""
+    here: Here,
+    caller: Reader,
+    query: Annotated[schemas.StreamQuery, Query()],
+    accept: Accept = "",
+    last_event_id: LastEventId = "",
 ) -> Any:
     """Follow all jobs that fit, each as it is whenever it changes, in one stream; those named by id also at first."""
+    if EVENT_STREAM not in accept:  # by which the gate knows streams as well, of which a token may have so many
+        raise Problem("not-acceptable", "this is a stream of events", hint=f"Send the header Accept: {EVENT_STREAM}.")
     named = [await run_in_threadpool(here.store.get, job_id, caller.only_owner) for job_id in query.job_id]
     snapshots = _Snapshots(here, job_filter(query, caller.only_owner), frozenset(query.job_id))
     return _streamed(snapshots.follow(_moment(last_event_id), named))

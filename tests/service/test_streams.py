@@ -58,7 +58,9 @@ def following(service, path, **headers):
     opened, close = threading.Event(), threading.Event()
 
     def follow():
-        with service.http.stream("GET", path, headers=headers, timeout=20) as answer:
+        with service.http.stream(
+            "GET", path, headers={"Accept": "text/event-stream", **headers}, timeout=20
+        ) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             opened.set()
             stream.read(takewhile(lambda _line: not close.is_set(), answer.iter_lines()))
@@ -71,14 +73,10 @@ def following(service, path, **headers):
     close.set()  # it hangs up with the next line
 
 
-def accept(**more):
-    return {"Accept": "text/event-stream", **more}
-
-
 def test_a_jobs_stream_ends_with_its_last_event(service, converter):
     converter.gate.clear()
     job = service.client.submit("/in", "/out")
-    with following(service, f"/v1/jobs/{job['id']}/events", **accept()) as stream:
+    with following(service, f"/v1/jobs/{job['id']}/events") as stream:
         eventually(lambda: any(name == "job.progress" for name, _, _ in stream.came), "progress")
         assert not stream.ended.is_set()
         converter.gate.set()
@@ -88,7 +86,7 @@ def test_a_jobs_stream_ends_with_its_last_event(service, converter):
     numbers = [int(number) for _, number, _ in stream.came]
     assert numbers == sorted(set(numbers))
     middle = numbers[len(numbers) // 2]
-    with following(service, f"/v1/jobs/{job['id']}/events", **accept(**{"Last-Event-ID": str(middle)})) as rest:
+    with following(service, f"/v1/jobs/{job['id']}/events", **{"Last-Event-ID": str(middle)}) as rest:
         assert rest.ended.wait(5)
     assert rest.came == [told for told in stream.came if int(told[1]) > middle]
 
@@ -129,9 +127,12 @@ def test_a_stream_can_be_narrowed_like_the_list_and_tells_how_a_job_leaves_it(se
 
 @pytest.mark.parametrize("query", ["state=none", "limit=5", "cursor=x", "job_id=x", "label=novalue", "more=1"])
 def test_a_stream_that_cannot_be_is_a_problem(idle, query):
-    assert idle.http.get(f"/v1/events?{query}").status_code == 422
-    unknown = idle.http.get("/v1/events?job_id=job_0")
+    accept = {"Accept": "text/event-stream"}
+    assert idle.http.get(f"/v1/events?{query}", headers=accept).status_code == 422
+    unknown = idle.http.get("/v1/events?job_id=job_0", headers=accept)
     assert (unknown.status_code, unknown.json()["type"]) == (404, "/problems/not-found")
+    page = idle.http.get("/v1/events")
+    assert (page.status_code, page.json()["type"]) == (406, "/problems/not-acceptable")
 
 
 def test_a_stream_that_is_taken_up_again_tells_what_changed_meanwhile(service, monkeypatch):
@@ -162,7 +163,7 @@ def test_streams_end_when_the_service_is_to_stop(service, converter):
     job = service.client.submit("/in", "/out")
     with (
         following(service, "/v1/events") as one,
-        following(service, f"/v1/jobs/{job['id']}/events", **accept()) as two,
+        following(service, f"/v1/jobs/{job['id']}/events") as two,
     ):
         service.server.should_exit = True
         assert one.ended.wait(5)
