@@ -5,15 +5,19 @@ A level of a bucket is one request for each thousand names, however many objects
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from service.batches.naming import Found, Pattern, fits, is_wild, natural
-from workers.errors import InputError
+from workers.errors import InputError, StorageError
 from workers.storage import Folder, FolderAddress, open_folder
 from workers.storage.addresses import Location, is_portable
 
 MOST_FOUND = 10_000
+LIMIT_S = 60.0
+"""For all listings of one pattern."""
+
 SHOWN = 10
 CONCURRENT_LISTINGS = 16
 """Requests under way at once: a level of many runs is otherwise as slow as the sum of their answers."""
@@ -23,6 +27,10 @@ class NothingFound(InputError):
     """No folder fits a pattern."""
 
     code = "nothing-found"
+
+
+class TooSlow(StorageError):
+    """The names of folders could not be had in the time that is given to it."""
 
 
 class TooManyFound(InputError):
@@ -46,37 +54,42 @@ def discover(prefix: str, pattern: Pattern, profile: str | None = None) -> list[
 def look_for(prefix: str, pattern: Pattern, profile: str | None = None) -> list[Found]:
     """The same for whoever is content with none; ``NothingFound`` when the prefix itself is not there."""
     folder = open_folder(FolderAddress(prefix, profile))
+    # Not waited for at the end: a store that doesn't answer must not hold whoever asks.
+    pool = ThreadPoolExecutor(CONCURRENT_LISTINGS, "discovery")
+    deadline = time.monotonic() + LIMIT_S
     try:
-        with ThreadPoolExecutor(CONCURRENT_LISTINGS, "discovery") as pool:
-            paths: list[str] = [""]
-            for segment in pattern.segments:
-                paths = _below(folder, paths, segment, pool)
+        paths: list[str] = [""]
+        for segment in pattern.segments:
+            found = pool.map(_step(folder, segment), paths, timeout=max(deadline - time.monotonic(), 0))
+            paths = list(_bounded(path for some in found for path in some))
         if not paths and not folder.exists():
             raise NothingFound(
                 f"there is nothing at {prefix}", hint="Check the path, and that this service can reach it."
             )
+    except TimeoutError:
+        raise TooSlow(
+            f"the folders below {prefix} could not be listed within {LIMIT_S:.0f} s",
+            hint="Check that its storage answers, or use a narrower pattern or a longer prefix.",
+        ) from None
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)
         folder.close()
     above = Location.parse(prefix).url.rstrip("/").rpartition("/")[2]
     return [_found(folder, path, pattern, above) for path in sorted(paths, key=natural)]
 
 
-def _below(folder: Folder, paths: Sequence[str], segment: str, pool: ThreadPoolExecutor) -> list[str]:
-    look: Callable[[str], list[str]]
-    if is_wild(segment):
+def _step(folder: Folder, segment: str) -> Callable[[str], list[str]]:
+    """What leads from a path to those below it that a segment of the pattern stands for."""
 
-        def look(path: str) -> list[str]:
-            return [
-                _joined(path, name) for name in folder.subfolders(path) if fits(segment, name) and is_portable(name)
-            ]
+    def those_that_fit(path: str) -> list[str]:
+        names = folder.subfolders(path)
+        return [_joined(path, name) for name in names if fits(segment, name) and is_portable(name)]
 
-    else:
+    def the_one(path: str) -> list[str]:
+        below = _joined(path, segment)
+        return [below] if folder.subfolder(below).exists() else []
 
-        def look(path: str) -> list[str]:
-            path = _joined(path, segment)
-            return [path] if folder.subfolder(path).exists() else []
-
-    return list(_bounded(path for some in pool.map(look, paths) for path in some))
+    return those_that_fit if is_wild(segment) else the_one
 
 
 def _bounded(paths: Iterator[str]) -> Iterator[str]:

@@ -13,11 +13,11 @@ from service.batches import store as store_module
 from service.batches.drafts import Draft
 from service.batches.keeper import Keeper
 from service.batches.records import NewBatch
-from service.batches.store import BatchState, BatchStore, ItemsRefused
+from service.batches.store import BatchState, BatchStore, BatchSubmission, ItemsRefused
 from service.db.tables import batch_items, batches, jobs, webhook_deliveries, webhooks
 from service.jobs.leases import LeaseRules, Leases
 from service.jobs.records import NewJob, now
-from service.jobs.store import JobFilter, JobStore
+from service.jobs.store import JobFilter, JobStore, TooManyQueued
 
 RESULT = {"bytes": 100, "seconds": 2.0, "already_there": False}
 SKIPPED = {"bytes": 0, "seconds": 0.1, "already_there": True}
@@ -145,6 +145,16 @@ def test_destinations_that_live_jobs_have_are_refused_or_refuse_the_batch(made):
     with pytest.raises(ItemsRefused) as caught:
         made.batch("/3", "/1", on_item_error="fail")
     assert [position for position, _ in caught.value.drafts] == [1]
+    assert len(made.jobs.page(JobFilter(), 10)) == 2
+
+
+def test_a_batch_that_has_more_jobs_than_may_wait_is_refused_as_a_whole(made):
+    drafts = [Draft("/in", place, NewJob("/in", place, {}, {}, 0, "a")) for place in ("/1", "/2")]
+    new = NewBatch("a", "b", {"template": {}}, {})
+    with pytest.raises(TooManyQueued):
+        made.batches.create(new, drafts, BatchSubmission(max_queued=1))
+    assert made.jobs.page(JobFilter(), 10) == []
+    made.batches.create(new, drafts, BatchSubmission(max_queued=2))
     assert len(made.jobs.page(JobFilter(), 10)) == 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,8 @@ from service.batches import discovery
 from service.batches.discovery import NothingFound, TooManyFound, discover, look_for
 from service.batches.naming import Found, NoStep, Pattern, Template, natural
 from tests.seaweed import open_s3_folder
-from workers.errors import InvalidOption
+from workers.errors import InvalidOption, StorageError
+from workers.storage.local import LocalFolder
 from workers.storage.object_store import ObjectFolder
 
 PATHS = (
@@ -101,6 +104,21 @@ def test_more_folders_than_one_request_may_name_are_refused(local, monkeypatch):
     with pytest.raises(TooManyFound, match="more than 3 folders") as caught:
         discover(str(local), Pattern.parse("*/*"))
     assert "several batches" in caught.value.hint
+
+
+def test_a_storage_that_does_not_answer_holds_nobody(local, monkeypatch):
+    answer = threading.Event()
+
+    def hang(*_):
+        answer.wait(30)
+        return []
+
+    monkeypatch.setattr(LocalFolder, "subfolders", hang)
+    monkeypatch.setattr(discovery, "LIMIT_S", 0.1)
+    with pytest.raises(StorageError, match="could not be listed within") as caught:
+        look_for(str(local), Pattern.parse("*"))
+    answer.set()
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
-from service.db.tables import jobs, watches
+from service.db.tables import jobs, tokens, watches
 from service.jobs.addresses import Places
 from service.jobs.records import NewJob, now
 from service.jobs.store import JobFilter, JobStore
@@ -307,3 +307,34 @@ def test_failed_jobs_show_in_the_items_and_are_not_made_again(database, tmp_path
     item = watched.items()["global_step_1"]
     assert (item.state, item.job_state, item.error["message"]) == ("submitted", "failed", "broken")
     assert len(watched.made()) == 1
+
+
+def test_the_watch_of_a_token_that_is_revoked_makes_no_job_and_says_so(database, tmp_path):
+    give_token(database, "token_1", revoked_at=now())
+    watched = Watched(database, tmp_path, owner="token_1")
+    finish(begin(tmp_path / "global_step_1"))
+    watched.look(2)
+    assert "revoked" in watched.store.get(watched.watch.id).error["message"]
+    assert watched.made() == []
+
+
+def test_a_token_with_as_many_jobs_waiting_as_may_has_its_checkpoints_wait(database, tmp_path):
+    give_token(database, "token_1", max_queued=1)
+    watched = Watched(database, tmp_path, owner="token_1")
+    for number in (1, 2):
+        finish(begin(tmp_path / f"global_step_{number}"))
+    watched.look(2)
+    [job] = watched.made()
+    assert watched.items()["global_step_2"].error["type"] == "too-many-queued"
+    watched.jobs.cancel(job.id)
+    watched.look()
+    assert len(watched.made()) == 2
+
+
+def give_token(database, token_id, **fields):
+    with database.write() as connection:
+        connection.execute(
+            insert(tokens).values(
+                id=token_id, name="t", digest=token_id, scopes=[], created_by="admin", created_at=now(), **fields
+            )
+        )
