@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from workers.convert import compare_sources, convert, plan
-from workers.errors import InvalidOption
+from workers.errors import GeometryMismatch, InvalidOption
 from workers.manifest import DIGEST_PREFIX, digest
 from workers.options import ConvertOptions
 
@@ -156,6 +156,18 @@ def test_the_manifest_holds_the_mapping_so_that_the_model_can_be_verified_withou
     report = compare_sources(str(source), str(tmp_path / "model"))
     assert report.equal
     assert "with the options of unshard.json: mapping" in report.checks
+
+
+def test_a_model_is_verified_whose_source_says_nothing_without_the_mapping(source, tmp_path):
+    own = load_file(source / "model.safetensors")
+    own["model.embed_tokens.weight"] = own.pop("tok.weight")  # a name of the hub, in a shape that the config denies
+    save_file(own, source / "model.safetensors")
+    rules = [{**RULES[0], "source": "model.embed_tokens.weight"}, *RULES[1:]]
+    options = ConvertOptions(mapping=json.dumps({**MAPPING, "rules": rules}))
+    convert(str(source), str(tmp_path / "model"), options)
+    with pytest.raises(GeometryMismatch, match="vocab_size is 40"):
+        plan(str(source), str(tmp_path / "other"))
+    assert compare_sources(str(source), str(tmp_path / "model")).equal
 
 
 def test_a_mapping_is_part_of_the_fingerprint_and_its_file_is_not(source, tmp_path):

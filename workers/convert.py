@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -99,25 +100,36 @@ def compare_sources(a: str, b: str, *, atol: float = 0.0) -> Report:
 
     When ``b`` says in its manifest that it was made from ``a``, then ``a`` is taken with the options it was made with.
     """
-    plan_a, plan_b = plan_source(a, ConvertOptions()), plan_source(b, ConvertOptions())
-    made_with = _options_of_result(plan_a, b)
+    plan_b = plan_source(b, ConvertOptions())
+    made_with, plan_a = _as_result_was_made(a, b)
+    report = compare_plans(plan_a, plan_b, atol=atol)
     if not made_with:
-        return compare_plans(plan_a, plan_b, atol=atol)
-    report = compare_plans(plan_source(a, ConvertOptions.from_dict(made_with)), plan_b, atol=atol)
+        return report
     said = ", ".join(name if name == MAPPING else f"{name}={value}" for name, value in made_with.items())
     return dataclasses.replace(report, checks=(*report.checks, f"with the options of {MANIFEST_NAME}: {said}"))
 
 
-def _options_of_result(made: Plan, result: str) -> dict[str, Any]:
-    """The options with which a folder's manifest says it was made of a source, but those for the destination."""
+def _as_result_was_made(source: str, result: str) -> tuple[dict[str, Any], Plan]:
+    """The plan of a source, with the options of a result's manifest if the result was made of this very source."""
+    fingerprint, options = _told_by_manifest(result)
+    if options:
+        # A source may not be readable at all without them: without its config, its mapping.
+        with suppress(InputError):
+            made = plan_source(source, ConvertOptions.from_dict(options))
+            if source_fingerprint(made.checkpoint) == fingerprint:
+                return options, made
+    return {}, plan_source(source, ConvertOptions())
+
+
+def _told_by_manifest(result: str) -> tuple[Any, dict[str, Any]]:
+    """The fingerprint of its source and the options, but those for the destination, that a folder's manifest says."""
     folder = open_folder(result)
     try:
         manifest = json.loads(folder.read(MANIFEST_NAME)) if folder.stat(MANIFEST_NAME) else {}
-        if manifest.get("source", {}).get("fingerprint") != source_fingerprint(made.checkpoint):
-            return {}
-        return {name: value for name, value in manifest["options"].items() if name not in DESTINATION_OPTIONS}
+        options = {name: value for name, value in manifest["options"].items() if name not in DESTINATION_OPTIONS}
+        return manifest["source"]["fingerprint"], options
     except (ValueError, TypeError, KeyError, AttributeError):
-        return {}
+        return None, {}
     finally:
         folder.close()
 
