@@ -238,7 +238,7 @@ def planning(arguments: argparse.Namespace) -> list[str]:
 
 
 def _in_own_process(folder: Path, what: str) -> dict[str, float]:
-    command = [PYTHON, "-m", "benchmarks.planning", str(folder), what]
+    command = [PYTHON, "-m", "benchmarks.plan_once", str(folder), what]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
