@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from starlette.responses import JSONResponse
 from service.api.context import PROBLEMS, BatchWriter, Context, Here, Reader
 from service.api.paging import cut, decoded, decoded_number, encoded
 from service.batches import schemas
-from service.batches.discovery import discover
+from service.batches.discovery import LIMIT_S, discover
 from service.batches.drafts import Ask, Draft, Drafter, Shape
 from service.batches.naming import Found, Pattern, Template
 from service.batches.preview import already_done
@@ -19,6 +20,7 @@ from service.batches.records import Batch, NewBatch
 from service.batches.store import BatchFilter, BatchSubmission, ItemsRefused
 from service.errors import Problem
 from service.jobs.keys import Replay, RequestKey
+from service.jobs.planning import Overloaded
 from service.jobs.records import JsonObject
 from service.jobs.submit import read_options
 from service.schemas import JobError
@@ -30,6 +32,9 @@ Key = Annotated[
     Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Kept for 24 hours."),
 ]
 DryRun = Annotated[bool, Query(description="Answer with what would be done and store nothing.")]
+MOST_SEARCHES = 4
+_searches = threading.BoundedSemaphore(MOST_SEARCHES)
+"""Requests that search for folders: a slow store must not take all threads that answer requests."""
 
 
 @router.post(
@@ -86,7 +91,12 @@ def _asks(request: schemas.BatchRequest, here: Context) -> list[Ask]:
     pattern = Pattern.parse(request.discover.pattern)
     options = read_options(request.template.options)
     prefix = here.places.check_source(request.discover.prefix, options)
-    return [Ask(found) for found in discover(prefix, pattern, options.source_profile)]
+    if not _searches.acquire(timeout=LIMIT_S):
+        raise Overloaded
+    try:
+        return [Ask(found) for found in discover(prefix, pattern, options.source_profile)]
+    finally:
+        _searches.release()
 
 
 def _refused(refusal: ItemsRefused) -> Problem:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 
+import httpx
 import pytest
+from pydantic import SecretStr
 
 from service.settings import Settings
 from tests.seaweed import open_s3_folder
 from tests.service.command import CASES
-from tests.service.conftest import FakeConverter, eventually, running
+from tests.service.conftest import TOKEN, FakeConverter, eventually, running
 from workers.convert import convert
 from workers.errors import CorruptFile
 from workers.options import ConvertOptions
@@ -348,3 +350,35 @@ def test_only_a_batch_may_be_large(tmp_path, monkeypatch):
         assert "5000 bytes" in refused["detail"]
         job = service.http.post("/v1/jobs", json={**large, "options": {"x": "y" * 3000}})
         assert job.status_code == 413
+
+
+def test_batches_and_watches_of_one_token_are_not_there_for_another(settings):
+    places = {"allowed_sources": ("/",), "allowed_destinations": ("/",)}
+    with running(
+        settings.model_copy(update={"admin_token": SecretStr(TOKEN), **places}), FakeConverter(), TOKEN
+    ) as service:
+
+        def caller(*scopes):
+            made = service.http.post("/v1/tokens", json={"name": "t", "scopes": list(scopes)}).json()
+            headers = {"Authorization": f"Bearer {made['token']}"}
+            return httpx.Client(base_url=service.url, headers=headers, trust_env=False, timeout=15)
+
+        both = ("jobs:read", "batches:write")
+        watch = {"prefix": "/nowhere", "pattern": "*", "template": {"destination": "/m/{name}"}}
+        with caller(*both) as owner, caller(*both) as other, caller("jobs:read", "jobs:write") as reader:
+            for kind, body in (("batches", listed(("/in/1", "/out/1"))), ("watches", watch)):
+                made = owner.post(f"/v1/{kind}", json=body).json()
+                path = f"/v1/{kind}/{made['id']}"
+                for who, status in ((owner, 200), (service.http, 200), (other, 404), (reader, 404)):
+                    assert who.get(path).status_code == status
+                    assert who.get(f"{path}/items").status_code == status
+                    seen = [each["id"] for each in who.get(f"/v1/{kind}").json()["items"]]
+                    assert seen == ([made["id"]] if status == 200 else [])
+                verbs = (":cancel", ":retry_failed") if kind == "batches" else (":look",)
+                for verb in verbs:
+                    assert other.post(path + verb).status_code == 404
+                assert other.patch(path, json={"name": "mine"}).status_code == 404
+                assert other.delete(path).status_code == 404
+                refused = reader.post(f"/v1/{kind}", json=body)
+                assert (refused.status_code, refused.json()["required_scope"]) == (403, "batches:write")
+                assert reader.delete(path).status_code == 403
