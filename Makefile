@@ -49,7 +49,7 @@ bench: env ## measure (ARGS for the benchmark's own options)
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
 clean: ## remove what the other targets leave behind, but not the environment
-	rm -rf build dist .demo .bench .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist .demo .bench .artifacts .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find service workers tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## remove the environment, too
