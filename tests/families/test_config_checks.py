@@ -117,6 +117,19 @@ def test_experts_are_those_that_the_config_counts():
         check_config([(name, Source(0, "F32", (4, 4))) for name in names], config, NONE)
 
 
+@pytest.mark.parametrize(("kind", "is_certain"), [("llama", True), ("mistral", False), ("mixtral", False)])
+def test_key_value_heads_that_are_not_told_are_those_of_the_class(kind, is_certain):
+    untold = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | {"model_type": kind}
+    grouped = entries(q=(16, 16), k=(8, 16))
+    if is_certain:
+        with pytest.raises(GeometryMismatch, match=r"num_attention_heads is 4, but tensor .*k_proj"):
+            check_config(grouped, untold, NONE)
+    else:
+        assert "num_attention_heads" in check_config(grouped, untold, NONE)
+    with pytest.raises(GeometryMismatch, match=r"num_attention_heads is 4, but tensor .*k_proj"):
+        check_config(grouped, untold | {"num_key_value_heads": None}, NONE)
+
+
 def test_what_is_not_certain_is_not_compared():
     wrong = entries(q=(5, 7), k=(3, 7), e=(2, 2))
     assert check_config(wrong, LLAMA | {"model_type": "deepseek_v3"}, NONE) == set()

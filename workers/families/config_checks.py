@@ -86,8 +86,12 @@ DERIVED_HEADS = frozenset(
         "qwen2_vl_text",
     )
 )
-"""Model types whose heads have hidden_size / num_attention_heads rows where there is no head_dim, and as many
-key-value heads as heads where these are not told. Others have numbers of their own in transformers' classes."""
+"""Model types whose heads have hidden_size / num_attention_heads rows where there is no head_dim. Others have numbers
+of their own in transformers' classes."""
+
+UNGROUPED = frozenset(("llama", "olmo", "olmo2", "olmo3"))
+"""Model types that have as many key-value heads as heads where the config does not have the key. Others have numbers
+of their own in transformers' classes, and take the number of heads only for a null."""
 
 HEAD_NORMS = frozenset(("qwen3", "qwen3_moe", "gemma3_text", "qwen3_vl_text", "qwen3_vl_moe_text"))
 """Model types whose q_norm and k_norm are of one head."""
@@ -188,7 +192,7 @@ class _Comparison:
         size = self._head_dim()
         key = "num_attention_heads" if projection in "qo" else "num_key_value_heads"
         heads = self.told.get(key)
-        if heads is None and self.kinds[-1] in DERIVED_HEADS:
+        if heads is None and (key in self.text or self.kinds[-1] in UNGROUPED):
             key, heads = "num_attention_heads", self.told.get("num_attention_heads")
         dim = 1 if projection == "o" else 0
         if size is None or heads is None or len(shape) <= dim or (projection == "o" and leaf == "bias"):
