@@ -234,8 +234,7 @@ def _listed(kept: Sequence[str], done: Sequence[str]) -> list[str]:
             )
         if container:
             names[container] = None
-    if not any(name.rpartition(".")[2] == HEAD for name in names):
-        names[HEAD] = None
+    names[HEAD] = None  # tied models have no tensor of this name, and some that hold a language model another
     return list(names)
 
 
