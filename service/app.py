@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,6 +15,7 @@ from service import errors, schemas
 from service.access.guard import Guard
 from service.api import audit, batches, events, jobs, overview, pages, parts, system, tokens, watches, webhooks
 from service.api.context import Context, spelled_job
+from service.api.events import told_batch
 from service.batches.keeper import Keeper
 from service.batches.store import BatchStore
 from service.db.database import Database
@@ -90,6 +92,7 @@ def _context(settings: Settings, run_conversion: RunConversion | None) -> Contex
         GivenConversions(run_conversion) if run_conversion else RayConversions(settings, planner)
     )
     database = Database(settings.effective_database_url)
+    batch_store = BatchStore(database)
     store = JobStore(database)
     metrics = Metrics(store)
     runner = Runner(Tools(database, conversions, places, metrics), settings)
@@ -106,8 +109,8 @@ def _context(settings: Settings, run_conversion: RunConversion | None) -> Contex
         runner=runner,
         metrics=metrics,
         hooks=Hooks.of(settings, database, metrics.deliveries),
-        changes=Changes(database, spelled_job),
-        batches=BatchStore(database),
+        changes=Changes(database, spelled_job, partial(told_batch, batch_store)),
+        batches=batch_store,
         keeper=Keeper(database, settings.poll_s),
         watches=WatchStore(database),
         watcher=Watcher.of(database, places, planner, runner, settings.poll_s),

@@ -17,10 +17,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from service import schemas
+from service.api.batches import batch_answer
 from service.api.context import PROBLEMS, Context, Here, Reader, spelled_job
 from service.api.jobs import job_filter
+from service.batches.store import BatchNotFound, BatchStore
 from service.errors import Problem
-from service.jobs.changes import LOOK_AGAIN_S, LOOK_BACK, Change
+from service.jobs.changes import LOOK_AGAIN_S, LOOK_BACK, Change, changed_batches
 from service.jobs.records import Job, now
 from service.jobs.store import JobFilter, JobNotFound, fits
 
@@ -35,7 +37,7 @@ PAGE_OR_STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}, "description": "A page, or with Accept: text/event-stream a stream"}
 }
 STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}}, "description": "A stream of events `job`, each with a job as its data"}
+    200: {"content": {"text/event-stream": {}}, "description": "Events `job` and `batch`, each with one as its data"}
 }
 EVENT_STREAM = "text/event-stream"
 Accept = Annotated[str, Header(include_in_schema=False)]
@@ -70,7 +72,10 @@ async def stream(
     accept: Accept = "",
     last_event_id: LastEventId = "",
 ) -> Any:
-    """Follow all jobs that fit, each as it is whenever it changes, in one stream; those named by id also at first."""
+    """Follow all jobs that fit, and their batches, in one stream: each as it is whenever it changes.
+
+    Jobs that are named by id are told at first, too, and batches are left out then.
+    """
     if EVENT_STREAM not in accept:  # by which the gate knows streams as well, of which a token may have so many
         raise Problem("not-acceptable", "this is a stream of events", hint=f"Send the header Accept: {EVENT_STREAM}.")
     named = [await run_in_threadpool(here.store.get, job_id, caller.only_owner) for job_id in query.job_id]
@@ -103,7 +108,7 @@ async def _events_of(here: Context, job_id: str, after: int) -> AsyncIterator[by
     away the stream ends: the client comes again with ``Last-Event-ID``.
     """
     calm = _Calm()
-    with here.changes.listening(lambda change: change.job.id == job_id) as listener:
+    with here.changes.listening(lambda change: change.id == job_id) as listener:
         while not here.changes.closed:
             try:
                 job, found = await run_in_threadpool(here.store.events, job_id, after, PAGE)
@@ -136,41 +141,61 @@ class _Snapshots:
 
     def wants(self, change: Change) -> bool:
         """Whether a change is told here; one of a job whose state before is not known is."""
-        states = self._states
-        told = not states or change.before is None or not states.isdisjoint((change.before, change.job.state))
-        return told and self._fits(change.job)
+        job, states = change.job, self._states
+        if job is None:
+            return not self._ids and self._hears_of(change.id, change.owner)
+        told = not states or change.before is None or not states.isdisjoint((change.before, job.state))
+        return told and self._fits(job)
+
+    def _hears_of(self, batch_id: str, owner: str) -> bool:
+        wanted = self._anywhere
+        return wanted.owner in (None, owner) and wanted.batch_id in (None, batch_id)
 
     def _fits(self, job: Job) -> bool:
         return (not self._ids or job.id in self._ids) and fits(job, self._anywhere)
 
     async def follow(self, since: datetime, named: list[Job]) -> AsyncIterator[bytes]:
         """The stream; it ends with the service, and where the database is away: clients come again."""
-        calm = _Calm()
         for job in named:
             yield _event(spelled_job(job), since)
+        calm = _Calm()
+        sent: dict[str, datetime] = {}
+        # As it begins a stream tells the last seconds, too: who lists jobs and then listens misses nothing.
+        behind = True
         with self._here.changes.listening(self.wants) as listener, suppress(SQLAlchemyError):
-            # As it begins a stream tells the last seconds, too: who lists jobs and then listens misses nothing.
-            behind = True
-            sent: dict[str, datetime] = {}
             while not self._here.changes.closed:
                 if behind:
                     listener.restart()
-                    began, sent = now(), {}
-                    async for job in self._changed(since):
-                        if job.updated_at >= began - LOOK_BACK:
-                            sent[job.id] = job.updated_at
-                        yield _event(spelled_job(job), job.updated_at)
+                    began = now()
+                    async for told in self._missed(since, sent):
+                        yield told
                         calm.spoke()
                     since = began
                 for change in await listener.wait(calm.left_s):
                     since = change.since
-                    if change.job.updated_at > sent.pop(change.job.id, LONG_AGO):
+                    if change.job is None:
+                        yield _event(change.text, since, "batch")
+                    elif change.job.updated_at > sent.pop(change.id, LONG_AGO):
                         yield _event(change.text, since)
-                        calm.spoke()
+                    calm.spoke()
                 behind = listener.lags
                 if not calm.left_s:
                     yield KEEP_ALIVE
                     calm.spoke()
+
+    async def _missed(self, since: datetime, sent: dict[str, datetime]) -> AsyncIterator[bytes]:
+        """What changed since a time, from the database; ``sent`` is then what the feed may tell of a second time."""
+        recent = now() - LOOK_BACK
+        sent.clear()
+        of_batches = set()
+        async for job in self._changed(since):
+            if job.updated_at >= recent:
+                sent[job.id] = job.updated_at
+            if job.batch_id is not None:
+                of_batches.add(job.batch_id)
+            yield _event(spelled_job(job), job.updated_at)
+        async for text in self._changed_batches(since, of_batches):
+            yield _event(text, since, "batch")
 
     async def _changed(self, since: datetime) -> AsyncIterator[Job]:
         """Jobs that changed since a time or shortly before, in pages, as fast as they are taken."""
@@ -184,10 +209,30 @@ class _Snapshots:
                 return
             since, after = found[-1].updated_at, found[-1].id
 
+    async def _changed_batches(self, since: datetime, others: set[str]) -> AsyncIterator[str]:
+        """Batches that changed since a time or shortly before, and others of which a job did."""
+        if self._ids:
+            return
+        here = self._here
+        found = await run_in_threadpool(changed_batches, here.database, since - LOOK_BACK, self._anywhere.owner)
+        for batch_id in sorted({*found, *others}):
+            told = await run_in_threadpool(told_batch, here.batches, batch_id)
+            if told is not None and self._hears_of(batch_id, told[0]):
+                yield told[1]
 
-def _event(text: str, since: datetime) -> bytes:
-    """A job, and the time to come back with: all that changed before has been told."""
-    return format_sse_event(data_str=text, event="job", id=str(int(since.timestamp() * 1000)))
+
+def told_batch(store: BatchStore, batch_id: str) -> tuple[str, str] | None:
+    """A batch's owner and its JSON; None when it is gone."""
+    try:
+        batch = store.get(batch_id)
+    except BatchNotFound:
+        return None
+    return batch.owner, batch_answer(batch).model_dump_json()
+
+
+def _event(text: str, since: datetime, kind: str = "job") -> bytes:
+    """A job or batch, and the time to come back with: all that changed before has been told."""
+    return format_sse_event(data_str=text, event=kind, id=str(int(since.timestamp() * 1000)))
 
 
 def _moment(event_id: str) -> datetime:

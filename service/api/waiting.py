@@ -38,7 +38,7 @@ def etag(job: Job) -> str:
 async def until(here: Context, job_id: str, enough: Callable[[Job], bool], limit_s: float) -> Job:
     """The job as soon as it is as wanted, or as it is when the time is over or the service stops."""
     deadline = time.monotonic() + limit_s
-    with here.changes.listening(lambda change: change.job.id == job_id) as listener:
+    with here.changes.listening(lambda change: change.id == job_id) as listener:
         while True:
             job = await run_in_threadpool(here.store.get, job_id)
             left_s = deadline - time.monotonic()

@@ -36,7 +36,7 @@ MOST_REFUSALS = 5
 
 GONE = 410
 KEPT = timedelta(days=30)
-"""How long the log of deliveries goes back."""
+"""How long a delivery waits for a disabled webhook to be enabled; how long ended ones are kept is a setting."""
 
 DELIVERED, RETRIED, FAILED = "delivered", "retried", "failed"
 
@@ -116,10 +116,11 @@ class Claims:
             return result
 
     def forget_old(self) -> int:
-        """Drop deliveries whose time in the log is over, and how many there were."""
-        old = webhook_deliveries.c.id < id_floor("delivery", now() - KEPT)
+        """Drop deliveries that waited too long, and how many there were."""
+        table = webhook_deliveries
+        old = (table.c.id < id_floor("delivery", now() - KEPT), table.c.state == "pending")
         with self._database.write() as connection:
-            return connection.execute(delete(webhook_deliveries).where(old)).rowcount
+            return connection.execute(delete(table).where(*old)).rowcount
 
 
 @dataclass(frozen=True, slots=True)

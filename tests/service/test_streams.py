@@ -125,6 +125,29 @@ def test_a_stream_can_be_narrowed_like_the_list_and_tells_how_a_job_leaves_it(se
         eventually(lambda: all_.states(other["id"])[-1:] == ["succeeded"], "the other's end")
 
 
+def test_batches_are_told_as_their_jobs_go_on_and_when_they_end(service, converter):
+    converter.gate.clear()
+    with following(service, "/v1/events") as stream:
+        items = [{"source": f"/in/step_{step}", "destination": f"/out/{step}"} for step in (1, 2)]
+        made = service.http.post("/v1/batches", json={"items": items, "name": "run"})
+        assert made.status_code == 201, made.text
+        batch = made.json()
+        other = service.http.post("/v1/batches", json={"items": [{"source": "/in/x", "destination": "/x"}]}).json()
+
+        def told(wanted=batch, stream=stream):
+            return [item for name, _, item in stream.came if name == "batch" and item["id"] == wanted["id"]]
+
+        eventually(lambda: any(item["counts"]["running"] for item in told()), "its jobs are running")
+        with following(service, f"/v1/events?batch_id={batch['id']}") as narrow:
+            converter.gate.set()
+            eventually(lambda: told() and told()[-1]["state"] == "completed", "its end")
+            eventually(lambda: told(stream=narrow) and told(stream=narrow)[-1]["state"] == "completed", "its end here")
+            assert told()[-1]["counts"]["succeeded"] == 2
+            assert told(other, narrow) == []
+        path = f"/v1/batches/{batch['id']}"
+        assert told()[-1] == service.http.get(path).json()
+
+
 @pytest.mark.parametrize("query", ["state=none", "limit=5", "cursor=x", "job_id=x", "label=novalue", "more=1"])
 def test_a_stream_that_cannot_be_is_a_problem(idle, query):
     accept = {"Accept": "text/event-stream"}
@@ -195,11 +218,7 @@ def test_nobody_asks_the_database_while_nobody_listens(service, monkeypatch):
 
 
 def change(number: int, state: str = "running", before: str | None = "running") -> Change:
-    class Job:
-        id = f"job_{number}"
-
-    Job.state = state
-    return Change(Job(), before, f"{number} {state}", now())
+    return Change(f"job_{number}", "anna", f"{number} {state}", now(), None, before)
 
 
 def test_a_slow_listener_gets_the_newest_of_each_job():
@@ -241,7 +260,7 @@ def test_a_client_that_lags_far_behind_still_hears_of_every_job(service, monkeyp
 
 
 def looks(changes):
-    return [(told.job.id, told.before, told.job.state) for told in changes._look()]
+    return [(told.id, told.before, told.job.state) for told in changes._look()]
 
 
 def test_a_change_that_is_committed_late_is_told_and_none_is_told_twice(database):
@@ -271,7 +290,7 @@ def test_every_job_of_a_large_batch_is_told_though_all_have_one_time(database, m
         rows = [{**row, "id": f"job_{n:04x}", "destination": f"/{n}", "updated_at": moment} for n in range(40)]
         connection.execute(insert(jobs), rows)
     changes = Changes(database, lambda job: job.id)
-    assert len({told.job.id for told in changes._look()}) == 41
+    assert len({told.id for told in changes._look()}) == 41
     found, since, after = [], moment, ""
     while page := store.changed(JobFilter(), since, 9, after):
         found += [job.id for job in page]
