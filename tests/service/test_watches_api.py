@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from service.settings import Settings
+from tests.seaweed import open_s3_folder
 from tests.service.conftest import FakeConverter, eventually, running
 from tests.service.test_watches import CASE, RANKS, begin, finish
 
@@ -170,3 +171,24 @@ def test_prefixes_and_destinations_outside_of_what_is_allowed_are_refused(settin
         ):
             request = {"prefix": prefix, "pattern": "*", "template": {"destination": destination}}
             assert created(service, status=403, **request)["type"] == f"/problems/{kind}"
+
+
+def test_a_checkpoint_that_is_uploaded_object_by_object_is_converted_once(s3, monkeypatch, settings):
+    bucket = open_s3_folder(s3, monkeypatch)
+
+    def upload(name):
+        bucket.write(f"run/global_step_4/{name}", (CASE / name).read_bytes())
+
+    for path in sorted(CASE.rglob("*")):
+        if path.is_file() and path.name != RANKS[1]:
+            upload(path.relative_to(CASE).as_posix())
+    url = bucket.address.url
+    template = {"destination": f"{url}/models/{{step}}"}
+    with running(settings, FakeConverter()) as service:
+        watch = created(service, prefix=f"{url}/run", pattern="global_step_*", template=template, interval_s=0.3)
+        item_with(service, watch, "waiting", "incomplete-checkpoint")
+        upload(RANKS[1])
+        submitted = item_with(service, watch, "submitted", None)
+        assert submitted["source"] == f"{url}/run/global_step_4"
+        assert service.client.job(submitted["job_id"])["destination"] == f"{url}/models/4"
+        service.client.cancel(submitted["job_id"])
