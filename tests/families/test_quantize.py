@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.families.quantized_models import dequantized, save_model
+from tests.families.tiny_models import tiny_model
 from tests.formats.cases import Area
 from tests.quantized_weights import reference
 from tests.test_expressions import Memory
@@ -192,7 +193,7 @@ def targets(*shapes, dtype="BF16"):
 
 
 def quantized_names(found):
-    return [target.name for target in found.targets if target.name.endswith("_scale")]
+    return [target.name for target in found.targets if target.name.endswith(".weight_scale")]
 
 
 def test_routers_towers_heads_embeddings_and_norms_stay_as_they_are():
@@ -232,6 +233,19 @@ def test_the_head_of_a_tied_model_is_listed_though_it_has_no_tensor():
     for scheme in SCHEMES:
         found = quantize(given, {}, ConvertOptions(quantization=scheme, ignore=("lm_head",)))
         assert kept_names({"quantization_config": found.config}) == ["lm_head"]
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "falcon", "glm4v_moe", "jamba", "mamba", "qwen3_next"])
+def test_what_is_quantised_are_transformers_linear_layers_and_the_other_ones_are_listed(model_type):
+    model = tiny_model(model_type)
+    modules = dict(model.named_modules())
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items() if ".experts." not in name]
+    found = quantize(targets(*shapes), {}, ConvertOptions(quantization="fp8-dynamic"))
+    done = {name.removesuffix(".weight_scale") for name in quantized_names(found)}
+    linear = {name for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
+    assert done
+    assert done <= linear
+    assert linear - done <= set(found.config["ignore"])
 
 
 def test_ignore_takes_whole_names_and_regular_expressions_from_the_first_letter_on():
