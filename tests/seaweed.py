@@ -75,6 +75,7 @@ class SeaweedFS:
 
     def start(self) -> S3Server:
         """Start the server with one bucket; after a ``stop``, where it was and with what it held."""
+        self.stop()
         server = S3Server("")
         identity = {
             "name": "tester",

@@ -202,3 +202,51 @@ def test_actors_quantise_to_the_same_bytes_and_name_a_weight_that_cannot_be(
         run_plan(quantised, str(tmp_path / "threads"), engine=ThreadsEngine())
         run_plan(quantised, str(tmp_path / "ray"), engine=engine)
         assert read_model(str(tmp_path / "threads")) == read_model(str(tmp_path / "ray"))
+
+
+class Hog:
+    """An actor that holds CPUs."""
+
+    def ready(self) -> None:
+        return None
+
+
+def test_a_merger_that_finds_no_place_any_more_is_missed_until_it_does(
+    engine: RayEngine, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.engines.ray_pool.REPLACE_TIMEOUT_S", 2.0)
+    # It waits for one CPU more than there is: that of the merger which is killed, so that none is left for another.
+    free = ray.available_resources().get("CPU", 0)
+    hog = ray.remote(num_cpus=free + 1)(Hog).remote()
+    victims = workers_of(engine, "merger")[:1]
+
+    def kill_once(event: Event) -> None:
+        if isinstance(event, Progress) and victims:
+            os.kill(victims.pop(), signal.SIGKILL)
+            ray.get(hog.ready.remote())
+
+    run_plan(plan, str(tmp_path / "model"), engine=engine, observer=kill_once)
+    assert read_model(str(tmp_path / "model")) == expected(random_tensors(21, count=24))
+    assert [worker["kind"] for worker in engine.describe()] == ["merger", "collector"]
+
+    ray.kill(hog)
+    deadline = time.monotonic() + 60
+    while len(engine._pool.mergers) < 2 and time.monotonic() < deadline:
+        assert engine.check() is None
+        threading.Event().wait(0.2)
+    assert [worker["kind"] for worker in engine.describe()] == ["merger", "merger", "collector"]
+    [node] = engine.overview()["nodes"]
+    assert node["available"].get("CPU", 0) < node["total"]["CPU"]
+
+
+def test_a_worker_without_memory_is_told_as_what_is_missing(
+    engine: RayEngine, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = plan.recipe.parts.length.copy()
+    huge[:] = 1 << 62
+    monkeypatch.setattr("workers.engines.ray_engine._RayRun._window_bytes", lambda _: 1 << 63)
+    url = f"memory://{tmp_path.name}/model"
+    object.__setattr__(plan.layout.parts, "length", huge)
+    with pytest.raises(InsufficientResources, match="ran out of memory") as caught:
+        run_plan(plan, url, engine=engine)
+    assert "--memory" in caught.value.hint

@@ -26,6 +26,8 @@ MIGRATION_LOCK = 8_241_907_355
 """Key of PostgreSQL's advisory lock: any number that nobody else uses."""
 
 BUSY_TIMEOUT_MS = 30_000
+PATIENCE = {"connect_timeout": 5, "tcp_user_timeout": 15_000, "keepalives_idle": 10, "keepalives_interval": 5}
+"""libpq's parameters: a server whose machine or network is gone is an error within a lease, not a wait without end."""
 
 
 class Database:
@@ -140,7 +142,8 @@ def _alembic(connection: Connection) -> Config:
 def _make_engine(database: Database) -> Any:
     if not database.is_sqlite:
         try:
-            return create_engine(database.url, pool_size=16, pool_pre_ping=True)
+            given = {name: value for name, value in PATIENCE.items() if name not in database.url.query}
+            return create_engine(database.url, pool_size=16, pool_pre_ping=True, connect_args=given)
         except ImportError as error:
             raise InvalidOption(
                 f"the driver of this database is missing: {error.name}", hint="Install unshard[postgres]."

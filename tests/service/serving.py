@@ -85,5 +85,9 @@ def completed(service: Process, job: dict) -> int:
 
 def kept_files(service: Process, job: dict) -> list[list[str]]:
     """Of each attempt, the files that it did not make again."""
-    events = service.client.events(job["id"])
+    return kept_files_of(service.client.events(job["id"]))
+
+
+def kept_files_of(events: list[dict]) -> list[list[str]]:
+    """The same from a job's events."""
     return [event["data"]["kept_files"] for event in events if event["type"] == "job.running"]

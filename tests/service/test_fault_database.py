@@ -6,56 +6,17 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from service.settings import Settings
 from tests.postgres import PostgresServer
 from tests.service.conftest import Service, eventually, running
-from workers.convert import convert
-from workers.events import Event, FileCompleted, Planned, Verifying
+from tests.service.staged import STAGES, Staged, begin_all
 
 pytestmark = pytest.mark.system("initdb")
-CASE = Path(__file__).parent.parent / "cases" / "verl-fsdp" / "llama-gqa-fsdp2-ws2" / "input"
-OPTIONS = {"max_shard_size": "30KB"}
 AWAY_S = 10.0
-STAGES = ("planning", "planned", "shard", "verifying", "commit")
-
-
-@dataclass
-class Staged:
-    """Real conversions, each of which stands still at the stage that its destination is named after."""
-
-    reached: dict[str, threading.Event] = field(default_factory=lambda: {s: threading.Event() for s in STAGES})
-    go_on: threading.Event = field(default_factory=threading.Event)
-    commits: list[str] = field(default_factory=list)
-
-    def __call__(self, source: str, destination: str, options: Any, **controls: Any) -> Any:
-        stage = Path(destination).name
-        observer, may_commit = controls["observer"], controls["may_commit"]
-        stops = {"planned": Planned, "shard": FileCompleted, "verifying": Verifying}
-
-        def observe(event: Event) -> None:
-            if stage in stops and isinstance(event, stops[stage]):
-                self._stop(stage)
-            observer(event)
-
-        def ask() -> None:
-            if stage == "commit":
-                self._stop(stage)
-            may_commit()
-            self.commits.append(stage)
-
-        if stage == "planning":
-            self._stop(stage)
-        return convert(source, destination, options, **{**controls, "observer": observe, "may_commit": ask})
-
-    def _stop(self, stage: str) -> None:
-        self.reached[stage].set()
-        assert self.go_on.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +32,6 @@ def settings(server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
     return Settings(
         data_dir=tmp_path, database_url=server.new_database(), poll_s=0.05, max_concurrent_jobs=len(STAGES)
     )
-
-
-def begin_all(service: Service, staged: Staged, folder: Path) -> dict[str, str]:
-    """A job at each stage; the ids by stage."""
-    ids = {stage: service.client.submit(str(CASE), str(folder / stage), OPTIONS)["id"] for stage in STAGES}
-    for stage, reached in staged.reached.items():
-        assert reached.wait(60), stage
-    return ids
 
 
 def check_done_once(service: Service, staged: Staged, ids: dict[str, str], attempts: set[int]) -> None:
@@ -108,7 +61,7 @@ def test_a_database_that_is_away_for_ten_seconds_costs_no_job_an_attempt(
 ) -> None:
     staged = Staged()
     with running(settings, staged) as service:
-        ids = begin_all(service, staged, tmp_path / "models")
+        ids = begin_all(service, staged, str(tmp_path / "models"))
         server.stop("immediate")
         began = time.monotonic()
         try:
@@ -130,7 +83,7 @@ def test_a_database_that_is_away_for_longer_than_a_lease_costs_an_attempt_and_no
 ) -> None:
     staged = Staged()
     with running(settings.model_copy(update={"lease_s": 1.0}), staged) as service:
-        ids = begin_all(service, staged, tmp_path / "models")
+        ids = begin_all(service, staged, str(tmp_path / "models"))
         server.stop("immediate")
         try:
             staged.go_on.set()
