@@ -7,7 +7,7 @@ save=$1 models=$2 config=$3
 server=${UNSHARD_SERVER:-http://127.0.0.1:8000}
 
 curl --silent --show-error --fail-with-body "$server/v1/watches" \
-  --header "Authorization: Bearer ${UNSHARD_TOKEN:-none}" --header 'Content-Type: application/json' \
+  ${UNSHARD_TOKEN:+--header "Authorization: Bearer $UNSHARD_TOKEN"} --header 'Content-Type: application/json' \
   --header "Idempotency-Key: watch $save" \
   --data "{
     \"name\": \"megatron $save\", \"prefix\": \"$save\", \"pattern\": \"iter_*\", \"interval_s\": 60,

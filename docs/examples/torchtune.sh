@@ -9,7 +9,7 @@ server=${UNSHARD_SERVER:-http://127.0.0.1:8000}
 options='{}'
 if [ -n "$base" ]; then options="{\"config_dir\": \"$base\"}"; fi
 job=$(curl --silent --show-error --fail-with-body "$server/v1/jobs?wait=120s" \
-  --header "Authorization: Bearer ${UNSHARD_TOKEN:-none}" --header 'Content-Type: application/json' \
+  ${UNSHARD_TOKEN:+--header "Authorization: Bearer $UNSHARD_TOKEN"} --header 'Content-Type: application/json' \
   --header "Idempotency-Key: $run $(stat --format %Y "$run")" \
   --data "{\"source\": \"$run\", \"destination\": \"$model\", \"options\": $options, \"labels\": {\"trainer\": \"torchtune\"}}")
 echo "$job"

@@ -6,7 +6,7 @@ set -eu
 run=$1 models=$2
 server=${UNSHARD_SERVER:-http://127.0.0.1:8000}
 
-ask() { curl --silent --show-error --fail-with-body --header "Authorization: Bearer ${UNSHARD_TOKEN:-none}" "$@"; }
+ask() { curl --silent --show-error --fail-with-body ${UNSHARD_TOKEN:+--header "Authorization: Bearer $UNSHARD_TOKEN"} "$@"; }
 field() { sed -n "s/.*\"$1\":\"\\([^\"]*\\)\".*/\\1/p" | head -n 1; }
 
 batch=$(ask "$server/v1/batches" --header 'Content-Type: application/json' --data "{

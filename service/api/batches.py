@@ -6,11 +6,11 @@ import threading
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response
-from starlette.responses import JSONResponse
+from fastapi import APIRouter, Query, Response
 
 from service.api.context import PROBLEMS, BatchWriter, Context, Here, Reader
 from service.api.paging import cut, decoded, decoded_number, encoded
+from service.api.replays import IdempotencyKey, created
 from service.batches import schemas
 from service.batches.discovery import LIMIT_S, discover
 from service.batches.drafts import Ask, Draft, Drafter, Shape
@@ -27,10 +27,6 @@ from service.schemas import JobError
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"], responses=PROBLEMS)
 
-Key = Annotated[
-    str | None,
-    Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Kept for 24 hours."),
-]
 DryRun = Annotated[bool, Query(description="Answer with what would be done and store nothing.")]
 MOST_SEARCHES = 4
 _searches = threading.BoundedSemaphore(MOST_SEARCHES)
@@ -44,12 +40,17 @@ _searches = threading.BoundedSemaphore(MOST_SEARCHES)
     responses={200: {"model": schemas.Preview, "description": "What a dry run found"}},
 )
 def submit_batch(
-    request: schemas.BatchRequest, here: Here, caller: BatchWriter, key: Key = None, *, dry_run: DryRun = False
+    request: schemas.BatchRequest,
+    here: Here,
+    caller: BatchWriter,
+    key: IdempotencyKey = None,
+    *,
+    dry_run: DryRun = False,
 ) -> Any:
     """Hand many conversions in at once: a list, or all folders that fit a pattern."""
     once = RequestKey.of(caller.id, key, ["batches", request.model_dump(mode="json")]) if key and not dry_run else None
     if once is not None and (earlier := here.batches.answered(once)) is not None:
-        return _created(earlier.answer, {"Idempotency-Replayed": "true"})
+        return created("batches", earlier)
     drafts = _drafts(request, here, caller.id)
     if dry_run:
         return _plain(_preview(drafts, here))
@@ -66,9 +67,7 @@ def submit_batch(
     except ItemsRefused as refusal:
         raise _refused(refusal) from None
     here.runner.wake()
-    if isinstance(made, Replay):
-        return _created(made.answer, {"Idempotency-Replayed": "true"})
-    return _created(_spelled(made))
+    return created("batches", made if isinstance(made, Replay) else _spelled(made))
 
 
 def _drafts(request: schemas.BatchRequest, here: Context, owner: str) -> list[Draft]:
@@ -148,10 +147,6 @@ def batch_answer(batch: Batch) -> schemas.Batch:
 
 def _spelled(batch: Batch) -> JsonObject:
     return batch_answer(batch).model_dump(mode="json")
-
-
-def _created(answer: JsonObject, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(answer, 201, headers={"Location": f"/v1/batches/{answer['id']}", **(headers or {})})
 
 
 def _plain(answer: schemas.Preview) -> Response:

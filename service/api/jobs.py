@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
 from service import schemas
 from service.api.context import PROBLEMS, Context, Here, Reader, Writer, job_answer
 from service.api.paging import cut, decoded
+from service.api.replays import IdempotencyKey, created
 from service.api.waiting import IfNoneMatch, Wait, etag, seconds, until
 from service.jobs.keys import Replay, RequestKey
 from service.jobs.records import Job, JsonObject, NewJob
@@ -20,11 +22,6 @@ from workers.options import ConvertOptions
 
 DEFAULT_RETRY = schemas.RetryRequest()
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
-
-Key = Annotated[
-    str | None,
-    Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Kept for 24 hours."),
-]
 
 
 @router.post(
@@ -40,7 +37,7 @@ async def submit(
     here: Here,
     caller: Writer,
     how: Annotated[schemas.SubmitQuery, Query()],
-    key: Key = None,
+    key: IdempotencyKey = None,
 ) -> Response:
     """Hand a conversion in."""
     asked = NewJob(**request.model_dump(), owner=caller.id)
@@ -51,19 +48,13 @@ async def submit(
     if how.if_done == "return" and (done := await run_in_threadpool(_done_before, here, new, options)) is not None:
         return JSONResponse(_spelled(done), headers={"Location": f"/v1/jobs/{done.id}"})
     once = RequestKey.of(caller.id, key, ["jobs", request.model_dump(mode="json")]) if key is not None else None
-    answer, headers = await run_in_threadpool(_store, here, new, Submission(once, _spelled, caller.max_queued))
-    if how.wait:
-        ended = await until(here, answer["id"], lambda job: job.is_terminal, seconds(how.wait))
-        answer = _spelled(ended)
-    return JSONResponse(answer, 201, headers={"Location": f"/v1/jobs/{answer['id']}", **headers})
-
-
-def _store(here: Context, new: NewJob, how: Submission) -> tuple[JsonObject, dict[str, str]]:
-    made = here.store.create(new, how)
+    made = await run_in_threadpool(here.store.create, new, Submission(once, _spelled, caller.max_queued))
     here.runner.wake()
-    if isinstance(made, Replay):
-        return made.answer, {"Idempotency-Replayed": "true"}
-    return _spelled(made), {}
+    if how.wait:
+        job_id = made.resource_id if isinstance(made, Replay) else made.id
+        ended = await until(here, job_id, lambda job: job.is_terminal, seconds(how.wait))
+        made = dataclasses.replace(made, answer=_spelled(ended)) if isinstance(made, Replay) else ended
+    return created("jobs", made if isinstance(made, Replay) else _spelled(made))
 
 
 def _done_before(here: Context, new: NewJob, options: ConvertOptions) -> Job | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query
 
 from service.api.context import PROBLEMS, BatchWriter, Context, Here, Reader
 from service.api.paging import cut, decoded, decoded_number, encoded
+from service.api.replays import IdempotencyKey, created
 from service.batches.naming import Found, Pattern, Template
 from service.errors import Problem
+from service.jobs.keys import Replay, RequestKey
+from service.jobs.records import JsonObject
 from service.jobs.submit import read_options
 from service.watches import schemas
 from service.watches.records import NewWatch, Watch
@@ -17,23 +20,26 @@ from service.watches.records import NewWatch, Watch
 router = APIRouter(prefix="/v1/watches", tags=["watches"], responses=PROBLEMS)
 
 
-@router.post("", status_code=201)
-def create_watch(request: schemas.WatchRequest, here: Here, caller: BatchWriter, response: Response) -> schemas.Watch:
+@router.post("", status_code=201, response_model=schemas.Watch)
+def create_watch(request: schemas.WatchRequest, here: Here, caller: BatchWriter, key: IdempotencyKey = None) -> Any:
     """Watch a prefix: each checkpoint that appears below it becomes a job once it is whole."""
     _check_interval(request.interval_s, here)
     prefix = _checked(request.prefix, request.pattern, request.template, here)
-    made = here.watches.create(
-        NewWatch(
-            caller.id,
-            request.name,
-            prefix,
-            request.pattern,
-            request.template.model_dump(mode="json"),
-            request.interval_s,
-        )
+    new = NewWatch(
+        caller.id,
+        request.name,
+        prefix,
+        request.pattern,
+        request.template.model_dump(mode="json"),
+        request.interval_s,
     )
-    response.headers["Location"] = f"/v1/watches/{made.id}"
-    return _answer(made)
+    once = RequestKey.of(caller.id, key, ["watches", request.model_dump(mode="json")]) if key else None
+    made = here.watches.create(new, once, _spelled)
+    return created("watches", made if isinstance(made, Replay) else _spelled(made))
+
+
+def _spelled(watch: Watch) -> JsonObject:
+    return _answer(watch).model_dump(mode="json")
 
 
 def _checked(prefix: str, pattern: str, template: schemas.WatchTemplate, here: Context) -> str:

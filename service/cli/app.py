@@ -12,15 +12,18 @@ import typer
 
 from service.cli.flags import (
     DEFAULT_SERVER,
+    NO_OPTIONS,
     Assignments,
     Config,
     Destination,
     From,
     Json,
+    LabelFlags,
     Server,
     Source,
     Step,
     Token,
+    Wait,
     takes_options,
 )
 from service.cli.output import say
@@ -112,7 +115,7 @@ def inspect(
 @app.command()
 def verify(
     a: Annotated[str, typer.Argument(metavar="A", help="A model, or anything that convert takes.")],
-    b: Annotated[str | None, typer.Argument(metavar="[B]", help="What to compare it with.")] = None,
+    b: Annotated[str | None, typer.Argument(metavar="B", help="What to compare it with.")] = None,
     atol: Annotated[float, typer.Option(min=0.0, help="How far numbers may differ; 0: every bit.")] = 0.0,
     forward: Annotated[bool, typer.Option("--forward", help="Compare logits, computed by transformers.")] = False,
     as_json: Json = False,
@@ -170,28 +173,155 @@ def submit(
     source: Source,
     destination: Destination,
     options: ConvertOptions,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show progress.")] = False,
+    wait: Wait = False,
+    label: LabelFlags = None,
+    priority: Annotated[int, typer.Option(min=-1000, max=1000, help="Higher goes first.")] = 0,
     server: Server = DEFAULT_SERVER,
     token: Token = None,
     as_json: Json = False,
 ) -> int:
     """Hand a conversion to a running service."""
-    from service.cli.remote import Endpoint, run_submit
+    from service.cli.asking import assigned
+    from service.cli.remote import Endpoint, Submission, run_submit
 
-    return run_submit(Endpoint(server, token), (source, destination), options, wait=wait, as_json=as_json)
+    asked = Submission(source, destination, options, assigned(label), priority)
+    return run_submit(Endpoint(server, token), asked, wait=wait, as_json=as_json)
 
 
 @app.command()
 def jobs(
-    job: Annotated[str | None, typer.Argument(metavar="[ID]", help="One job instead of the latest.")] = None,
+    job: Annotated[str | None, typer.Argument(metavar="ID", help="One job instead of the latest.")] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop this job.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Queue this job again.")] = False,
+    wait: Wait = False,
     server: Server = DEFAULT_SERVER,
     token: Token = None,
     as_json: Json = False,
 ) -> int:
-    """List a service's jobs, show one, or cancel it."""
-    if cancel and job is None:
-        raise typer.BadParameter("--cancel needs the ID of a job")
-    from service.cli.remote import Endpoint, run_jobs
+    """List a service's jobs, show one, cancel or retry it, or wait for its end."""
+    if wait and job is None:
+        raise typer.BadParameter("--wait needs an ID")
+    from service.cli.remote import Endpoint, run_job, run_jobs
 
-    return run_jobs(Endpoint(server, token), job, cancel=cancel, as_json=as_json)
+    action = _chosen({"cancel": cancel, "retry": retry}, job)
+    if job is None:
+        return run_jobs(Endpoint(server, token), as_json=as_json)
+    return run_job(Endpoint(server, token), job, action=action, wait=wait, as_json=as_json)
+
+
+@app.command()
+@takes_options
+def batch(
+    folders: Annotated[
+        str | None, typer.Argument(metavar="FOLDERS", help="Pattern of checkpoints, quoted: '/runs/*/global_step_*'.")
+    ] = None,
+    destination: Annotated[
+        str | None, typer.Argument(metavar="TEMPLATE", help="Where each goes: '/models/{run}-{step}'.")
+    ] = None,
+    options: ConvertOptions = NO_OPTIONS,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Lines of SOURCE DESTINATION, or of JSON, instead of FOLDERS.")
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="TEXT", help="What the batch is called.")] = "",
+    label: LabelFlags = None,
+    max_running: Annotated[int | None, typer.Option(min=1, help="How many of it may run at once.")] = None,
+    stop_at_error: Annotated[bool, typer.Option("--stop-at-error", help="The first failure ends the rest.")] = False,
+    redo: Annotated[bool, typer.Option("--redo", help="Make again what is there already.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    wait: Wait = False,
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    as_json: Json = False,
+) -> int:
+    """Hand many conversions to a running service at once; what is there already is skipped."""
+    from service.cli.asking import assigned, discovery, listed, template
+    from service.cli.batching import run_batch
+    from service.cli.remote import Endpoint
+
+    if (folders is None) == (file is None) or (destination is None and file is None):
+        raise typer.BadParameter("give FOLDERS and TEMPLATE, or --file")
+    what = {"items": listed(file)} if file is not None else {"discover": discovery(folders or "")}
+    request = {
+        **what,
+        "name": name,
+        "template": template(destination, options, assigned(label)),
+        "on_item_error": "fail" if stop_at_error else "continue",
+        "max_running": max_running,
+        "if_done": "redo" if redo else "skip",
+    }
+    return run_batch(Endpoint(server, token), request, wait=wait, as_json=as_json, dry_run=dry_run)
+
+
+@app.command()
+def batches(
+    batch: Annotated[str | None, typer.Argument(metavar="ID", help="One batch instead of the latest.")] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End what is left of it.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Queue again what failed.")] = False,
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    as_json: Json = False,
+) -> int:
+    """List a service's batches, show one, cancel it, or retry what failed."""
+    from service.cli.batching import run_batches
+    from service.cli.remote import Endpoint
+
+    action = _chosen({"cancel": cancel, "retry": retry}, batch)
+    return run_batches(Endpoint(server, token), batch, action=action, as_json=as_json)
+
+
+@app.command()
+@takes_options
+def watch(
+    folders: Annotated[
+        str, typer.Argument(metavar="FOLDERS", help="Pattern of checkpoints, quoted: '/runs/qwen/global_step_*'.")
+    ],
+    destination: Annotated[str, typer.Argument(metavar="TEMPLATE", help="Where each goes: '/models/{run}-{step}'.")],
+    options: ConvertOptions = NO_OPTIONS,
+    every: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How often to look.")] = 60.0,
+    name: Annotated[str, typer.Option(metavar="TEXT", help="What the watch is called.")] = "",
+    label: LabelFlags = None,
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    as_json: Json = False,
+) -> int:
+    """Have a running service convert each checkpoint that appears, once it is complete and at rest."""
+    from service.cli.asking import assigned, discovery, template
+    from service.cli.batching import run_watch
+    from service.cli.remote import Endpoint
+
+    request = {
+        **discovery(folders),
+        "name": name,
+        "interval_s": every,
+        "template": template(destination, options, assigned(label)),
+    }
+    return run_watch(Endpoint(server, token), request, as_json=as_json)
+
+
+@app.command()
+def watches(
+    watch: Annotated[str | None, typer.Argument(metavar="ID", help="One watch instead of the latest.")] = None,
+    pause: Annotated[bool, typer.Option("--pause", help="Look no more until --resume.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Look again.")] = False,
+    look: Annotated[bool, typer.Option("--look", help="Look at once.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="End it; its jobs go on.")] = False,
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    as_json: Json = False,
+) -> int:
+    """List a service's watches, show one with what it saw, pause, resume or delete it."""
+    from service.cli.batching import run_watches
+    from service.cli.remote import Endpoint
+
+    action = _chosen({"pause": pause, "resume": resume, "look": look, "delete": delete}, watch)
+    return run_watches(Endpoint(server, token), watch, action=action, as_json=as_json)
+
+
+def _chosen(flags: dict[str, bool], of: str | None) -> str | None:
+    """The one flag that is set; a usage error for several, or for one without the thing that it is for."""
+    chosen = [name for name, is_set in flags.items() if is_set]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"--{chosen[0]} and --{chosen[1]} do not go together")
+    if chosen and of is None:
+        raise typer.BadParameter(f"--{chosen[0]} needs an ID")
+    return chosen[0] if chosen else None

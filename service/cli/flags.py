@@ -9,6 +9,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from workers.options import ConvertOptions
+
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or URL of the checkpoint.")]
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Folder or URL for the model.")]
 From = Annotated[
@@ -48,6 +50,10 @@ Server = Annotated[
     str, typer.Option("--server", metavar="URL", envvar="UNSHARD_SERVER", help="Where the service listens.")
 ]
 Token = Annotated[str | None, typer.Option("--token", metavar="TOKEN", envvar="UNSHARD_TOKEN", help="Access token.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end and show progress.")]
+LabelFlags = Annotated[
+    list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="A label of each job; may be repeated.")
+]
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 
 
@@ -68,6 +74,10 @@ def _conversion(  # noqa: PLR0917 - one for each flag
     option: Assignments = None,
 ) -> None:
     """The flags of a conversion, in the order of the help; all are fields of ``ConvertOptions`` but the last."""
+
+
+NO_OPTIONS = ConvertOptions()
+"""Where Python asks for a default; a command that takes options is always given them."""
 
 
 def takes_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -33,42 +33,72 @@ class Endpoint:
         return Client(self.server, token=self.token)
 
 
-def run_submit(
-    endpoint: Endpoint, ends: tuple[str, str], options: ConvertOptions, *, wait: bool, as_json: bool
-) -> int:
-    """Hand in a job from the first to the second of ``ends``; with ``wait``, the status is the job's."""
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that is to be handed in."""
+
+    source: str
+    destination: str
+    options: ConvertOptions
+    labels: dict[str, str]
+    priority: int = 0
+
+
+def run_submit(endpoint: Endpoint, asked: Submission, *, wait: bool, as_json: bool) -> int:
+    """Hand a job in; with ``wait``, the status is the job's."""
     with endpoint.client() as client:
-        job = client.submit(absolute(ends[0]), absolute(ends[1]), options.to_dict())
+        job = client.submit(
+            absolute(asked.source),
+            absolute(asked.destination),
+            asked.options.to_dict(),
+            labels=asked.labels,
+            priority=asked.priority,
+        )
         if not wait:
             _say_submitted(job, as_json=as_json)
             return 0
-        try:
-            job = follow(client, job["id"], visible=sys.stderr.isatty() and not as_json)
-        except KeyboardInterrupt:
-            say(f"job {job['id']} goes on; unshard jobs {job['id']} --cancel stops it", to=sys.stderr)
-            return INTERRUPTED
+        return _wait(client, job["id"], as_json=as_json)
+
+
+def run_jobs(endpoint: Endpoint, *, as_json: bool) -> int:
+    """Print the latest jobs."""
+    with endpoint.client() as client:
+        found = client.jobs()
+    if as_json:
+        emit_json(found)
+    else:
+        _say_jobs(found)
+    return 0
+
+
+def run_job(endpoint: Endpoint, job_id: str, *, action: str | None, wait: bool, as_json: bool) -> int:
+    """Print a job; ``action`` is ``cancel`` or ``retry`` and comes first. With ``wait``, the status is the job's."""
+    with endpoint.client() as client:
+        if action == "cancel":
+            job = client.cancel(job_id)
+        else:
+            job = client.retry(job_id) if action == "retry" else client.job(job_id)
+        if wait:
+            return _wait(client, job_id, as_json=as_json)
+    if as_json:
+        emit_json(job)
+    else:
+        _say_job(job)
+    return 0
+
+
+def _wait(client: Client, job_id: str, *, as_json: bool) -> int:
+    try:
+        job = follow(client, job_id, visible=sys.stderr.isatty() and not as_json)
+    except KeyboardInterrupt:
+        say(f"job {job_id} goes on; unshard jobs {job_id} --cancel stops it", to=sys.stderr)
+        return INTERRUPTED
     if as_json:
         emit_json(job)
         return 0 if job["state"] == "succeeded" else JobFailed(job).exit_status
     if job["state"] != "succeeded":
         raise JobFailed(job)
     _say_job(job)
-    return 0
-
-
-def run_jobs(endpoint: Endpoint, job: str | None, *, cancel: bool, as_json: bool) -> int:
-    """Print the latest jobs, or one; ``cancel`` stops it first."""
-    with endpoint.client() as client:
-        if job is None:
-            found: Any = client.jobs()
-        else:
-            found = client.cancel(job) if cancel else client.job(job)
-    if as_json:
-        emit_json(found)
-    elif job is None:
-        _say_jobs(found)
-    else:
-        _say_job(found)
     return 0
 
 

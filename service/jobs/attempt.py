@@ -202,7 +202,7 @@ class Attempt:
                     self._leases.note(self.lease, PROGRESS, told, progress=progress)
             case events.FileCompleted(name, size_bytes, digest):
                 data = {"name": name, "size_bytes": size_bytes, "digest": DIGEST_PREFIX + digest}
-                self._leases.shards_done(self.lease, {name: data["digest"]}, data)
+                self._leases.shards_done(self.lease, {name: DIGEST_PREFIX + digest}, data)
             case events.Warned(message):
                 self._warnings = [*self._warnings, message][:MOST_WARNINGS]
                 self._leases.note(self.lease, "job.warned", {"message": message}, warnings=self._warnings)

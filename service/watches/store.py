@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from service.db.database import Database
 from service.db.tables import jobs, watch_items, watches
 from service.ids import is_id, new_id
+from service.jobs.keys import Replay, RequestKey, remember, replayed
 from service.jobs.records import JsonObject, now
 from service.watches.records import NewWatch, Watch, WatchItem, watch_of
 from workers.errors import InputError
@@ -34,6 +36,13 @@ class WatchPaused(InputError):
         super().__init__(f"watch {watch_id} is paused", hint=hint, expected="active", found="paused")
 
 
+Answer = Callable[[Watch], JsonObject]
+
+
+def _brief(watch: Watch) -> JsonObject:
+    return {"id": watch.id}
+
+
 class WatchStore:
     """Every question and change to watches but the looks. Thread-safe; each method is one transaction.
 
@@ -43,14 +52,27 @@ class WatchStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, new: NewWatch) -> Watch:
-        """Store a watch; its first look is due at once."""
+    def create(self, new: NewWatch, key: RequestKey | None = None, answer: Answer = _brief) -> Watch | Replay:
+        """Store a watch, whose first look is due at once, or find what the same key was answered before."""
+        try:
+            return self._create(new, key, answer)
+        except IntegrityError:
+            # Another process was faster with this key, and now its row can be seen.
+            return self._create(new, key, answer)
+
+    def _create(self, new: NewWatch, key: RequestKey | None, answer: Answer) -> Watch | Replay:
         watch_id, moment = new_id("watch"), now()
         values: JsonObject = {name: getattr(new, name) for name in NewWatch.__dataclass_fields__}
         times = dict.fromkeys(("created_at", "updated_at", "next_look_at"), moment)
         with self._database.write() as connection:
+            earlier = replayed(connection, key) if key else None
+            if earlier is not None:
+                return earlier
             connection.execute(insert(watches).values(id=watch_id, state="active", **values, **times))
-            return _get(connection, watch_id)
+            made = _get(connection, watch_id)
+            if key is not None:
+                remember(connection, key, Replay(watch_id, answer(made)))
+            return made
 
     def get(self, watch_id: str, owner: str | None = None) -> Watch:
         """The watch, or ``WatchNotFound``."""
