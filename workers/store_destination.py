@@ -8,6 +8,7 @@ manifest, config.json and index first and is therefore not atomic.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
 import time
@@ -191,7 +192,8 @@ class StoreDestination(Destination):
         renewed = held.get("renewed_at", 0)
         if held.get("attempt") == self._intent.attempt and entry:
             return entry.version  # our own write, whose answer was lost
-        if entry is None or time.time() - renewed < STALE_AFTER_S:
+        is_void = time.time() - renewed >= STALE_AFTER_S or _succeeds(self._intent.attempt, held.get("attempt"))
+        if entry is None or not is_void:
             raise DestinationBusy(
                 f"another conversion ({held.get('attempt', 'unknown')}) is writing to {describe(self._folder)}",
                 file=describe(self._folder),
@@ -244,6 +246,19 @@ class StoreDestination(Destination):
         with suppress(UnshardError):
             if self._is_ours(self._folder.read(CLAIM)):
                 self._folder.delete([CLAIM])
+
+
+def _succeeds(attempt: str, held: object) -> bool:
+    """Whether an attempt comes after another one at the same job, which then has lost its claim.
+
+    Should that one be alive, it finds this out when it renews the claim or commits; what both write is the same.
+    """
+    mine, theirs = _NUMBERED.fullmatch(attempt), _NUMBERED.fullmatch(held if isinstance(held, str) else "")
+    return bool(mine and theirs and mine[1] == theirs[1] and int(mine[2]) > int(theirs[2]))
+
+
+_NUMBERED = re.compile(r"(job_\w+)-\d+-(\d+)")
+"""Attempts of a service: job, attempt, and a number that grows whenever somebody takes the job."""
 
 
 def _is_bookkeeping(path: str) -> bool:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from service.db.database import Database
 from service.db.tables import jobs
 from service.jobs.addresses import Places
 from service.jobs.attempt import Attempt
 from service.jobs.cluster import GivenConversions
-from service.jobs.leases import LeaseRules, Leases
+from service.jobs.leases import LeaseLost, LeaseRules, Leases
 from service.jobs.records import NewJob, now
 from service.jobs.store import JobStore
 from tests.service.conftest import eventually
@@ -35,9 +35,8 @@ def destination(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
     if request.param == "local":
         yield str(tmp_path / "models" / "model")
         return
-    # The first attempt is stalled: its claim isn't renewed, and is void soon.
+    # The first attempt is stalled: it doesn't renew its claim, nor see that a later attempt has taken it.
     monkeypatch.setattr("workers.store_destination.RENEW_EVERY_S", 1000.0)
-    monkeypatch.setattr("workers.store_destination.STALE_AFTER_S", 0.2)
     s3 = request.getfixturevalue("s3")
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
@@ -113,7 +112,7 @@ def test_whoever_lost_the_lease_commits_neither_in_the_database_nor_at_the_desti
     assert thief.leases.take_back_expired() == [job.id]
     thief.begin()
     if destination.startswith("s3:"):
-        assert thief.end() == "succeeded"  # the claim was void: the stalled one finds the model finished
+        assert thief.end() == "succeeded"  # a later attempt at the same job takes the claim at once
         stalled.go_on.set()
         assert stalled.end() == "lost"
     else:
@@ -139,3 +138,36 @@ def test_whoever_lost_the_lease_commits_neither_in_the_database_nor_at_the_desti
     if kept:  # else the first had its model in place before the thief began, and it was recognised
         assert set(kept[0]) == {entry["path"] for entry in manifest["weights"]}
     assert not [entry for entry in open_folder(destination.rpartition("/")[0]).list() if "unshard-" in entry.path]
+
+
+def test_interruptions_make_a_job_wait_longer_each_time_and_end_it_at_last(database: Database) -> None:
+    store = JobStore(database)
+    job_id = store.create(NewJob("/in", "/out", {}, {})).id
+    rules = LeaseRules(max_attempts=3, first_pause=timedelta(minutes=1))
+    leases = Leases(database, "a", rules)
+    pauses = []
+    for _ in range(2):
+        lease = leases.claim()
+        assert lease is not None
+        leases.interrupted(lease, "the Ray cluster did not answer")
+        assert store.get(job_id).state == "queued"
+        assert leases.claim() is None
+        with database.write() as connection:
+            until = connection.execute(select(jobs.c.not_before)).scalar_one()
+            pauses.append(round((until - now()).total_seconds() / 60))
+            connection.execute(update(jobs).values(not_before=now()))
+    assert pauses == [1, 4]
+    last = leases.claim()
+    assert last is not None
+    leases.interrupted(last, "the Ray cluster did not answer")
+    job = store.get(job_id)
+    assert job.state == "failed"
+    assert job.error is not None
+    assert (job.error["kind"], job.error["type"]) == ("resource", "interrupted")
+    assert "3 attempts" in job.error["message"]
+    assert "did not answer" in job.error["message"]
+    with pytest.raises(LeaseLost):
+        leases.interrupted(last, "again")
+    # A retry by hand begins to count anew, and at once.
+    store.retry(job_id)
+    assert leases.claim() is not None
