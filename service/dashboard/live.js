@@ -37,7 +37,8 @@ export function tellJob(job) {
   for (const listener of [...jobListeners]) listener(job);
 }
 
-function tellGap() {
+/** Let the page ask again for what it shows. */
+export function tellGap() {
   for (const listener of [...gapListeners]) listener();
 }
 

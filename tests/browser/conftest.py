@@ -45,7 +45,7 @@ class Opener:
         self._browser = browser
         self._contexts: list[Any] = []
         self.complaints: list[str] = []
-        self.forgiven: Callable[[str], bool] = lambda complaint: False
+        self.forgiven: Callable[[str], bool] = lambda _: False
 
     def __call__(self, url: str, *, width: int = 1440, scheme: str = "light", **options: Any) -> Page:
         context = self._browser.new_context(

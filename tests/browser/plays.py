@@ -146,9 +146,7 @@ class Play:
             f"merger-{worker}": self.files[min(len(self.files) - 1, len(names) + worker % 3)]["name"]
             for worker in range(WORKERS)
         }
-        told = Progress(
-            done, self.total, done, tensors, len(self.rows), len(names), len(self.files), at_work, written
-        )
+        told = Progress(done, self.total, done, tensors, len(self.rows), len(names), len(self.files), at_work, written)
         return told, names
 
 
@@ -158,6 +156,6 @@ class Stage:
 
     plays: dict[str, Play] = field(default_factory=dict)
 
-    def __call__(self, source, destination, options, *, observer, cancel, **controls):
+    def __call__(self, _source, destination, _options, *, observer, cancel, **controls):
         play = self.plays.get(destination) or Play(layers=1, experts=1)
         return play.perform(destination, observer, cancel, controls)

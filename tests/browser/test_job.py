@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -14,6 +15,10 @@ from workers.errors import CorruptFile
 
 pytestmark = pytest.mark.system("chromium")
 DESTINATION = "/models/qwen/step-1"
+SHADES = """(canvas) => {
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  return new Set(pixels).size;
+}"""
 
 
 @pytest.fixture
@@ -33,9 +38,17 @@ def tile(page, name: str):
 
 def test_a_failure_tells_what_to_do_and_a_retry_is_seen_to_its_end(service, play, open_page):
     tensor = "model.layers.2.self_attn.o_proj.weight"
-    play.failure, play.until = CorruptFile(
-        "a part of the checkpoint is damaged", hint="Copy it again.", file="rank_3.pt", tensor=tensor, expected="1f", found="00"
-    ), 0.5
+    play.failure, play.until = (
+        CorruptFile(
+            "a part of the checkpoint is damaged",
+            hint="Copy it again.",
+            file="rank_3.pt",
+            tensor=tensor,
+            expected="1f",
+            found="00",
+        ),
+        0.5,
+    )
     job = submitted(service, "failed")
     page = open_page(f"{service.url}/jobs/{job['id']}")
     panel = page.get_by_role("region", name="Failure")
@@ -75,11 +88,10 @@ def test_the_rates_of_the_past_are_there_for_whoever_comes_later(service, play, 
     play.step_s = 0.06  # 2.4 s in all: progress is told twice a second
     job = submitted(service, "succeeded")
     page = open_page(f"{service.url}/jobs/{job['id']}")
-    chart = page.get_by_role("img", name=re.compile("^Rates over time; last: Read .*B/s, Written .*B/s$"))
+    chart = page.get_by_role("region", name="Rates").get_by_role("img")
+    expect(chart).to_have_accessible_name(re.compile("^Rates over time; last: Read .*B/s, Written .*B/s$"))
     expect(chart.locator("canvas")).to_be_visible()
-    drawn = chart.locator("canvas").evaluate(
-        "(canvas) => { const seen = new Set(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data); return seen.size }"
-    )
+    drawn = chart.locator("canvas").evaluate(SHADES)
     assert drawn > 10, "the canvas is not empty"
     assert page.locator(".lane i").count() >= 6
 
@@ -110,7 +122,7 @@ def test_the_map_tells_of_each_tensor_by_pointer_by_keys_and_in_a_table(service,
     assert "view=table" in page.url
 
 
-def test_the_request_can_be_made_again_from_a_shell(service, play, open_page):
+def test_the_request_can_be_made_again_from_a_shell(service, open_page):
     labels = {"run": "it's one"}
     job = submitted(service, "succeeded", options={"dtype": "bfloat16"}, labels=labels)
     page = open_page(f"{service.url}/jobs/{job['id']}?tab=request")
@@ -126,17 +138,17 @@ def test_the_request_can_be_made_again_from_a_shell(service, play, open_page):
     }
 
 
-def test_the_report_is_downloaded_as_the_service_has_it(service, play, open_page):
+def test_the_report_is_downloaded_as_the_service_has_it(service, open_page):
     job = submitted(service, "succeeded")
     page = open_page(f"{service.url}/jobs/{job['id']}")
     with page.expect_download() as started:
         page.get_by_role("button", name="Download the report").click()
     assert started.value.suggested_filename == f"{job['id']}-report.json"
-    with open(started.value.path(), encoding="utf-8") as file:
-        assert json.load(file) == service.http.get(f"/v1/jobs/{job['id']}/report").json()
+    report = json.loads(Path(started.value.path()).read_text(encoding="utf-8"))
+    assert report == service.http.get(f"/v1/jobs/{job['id']}/report").json()
 
 
-def test_events_plan_and_waiting_are_told(service, stage, play, open_page):
+def test_events_plan_and_waiting_are_told(service, stage, open_page):
     for name in "abcd":  # all the places there are
         stage.plays[f"/models/{name}"] = Play(until=0.2)
         service.job_in(service.client.submit("/in", f"/models/{name}")["id"], "running")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
@@ -51,6 +52,7 @@ def test_the_address_carries_the_whole_form(service, open_page):
     page = open_page(f"{service.url}/new")
     page.get_by_label("Where it goes").fill("/models/one")
     page.get_by_label("Data type").select_option("float16")
+    expect(page).to_have_url(re.compile("options="))
     asked = parse_qs(urlsplit(page.url).query)
     assert asked["destination"] == ["/models/one"]
     assert json.loads(asked["options"][0]) == {"dtype": "float16"}

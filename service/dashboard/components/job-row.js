@@ -15,7 +15,7 @@ export class JobRow extends Component {
   render({ job, chosen, onChoose, onLabel }) {
     const name = baseName(job.destination);
     return html`<tr role="row" class=${`job tone-${looks(job.state).tone}`} data-id=${job.id} data-state=${job.state}>
-      <td role="cell" class="pick"><input type="checkbox" checked=${chosen} aria-label=${`Select ${name}`} onChange=${(event) => onChoose(job.id, event)} /></td>
+      <td role="cell" class="pick"><input type="checkbox" checked=${chosen} aria-label=${`Select ${name}`} onClick=${(event) => onChoose(job.id, event)} /></td>
       <td role="cell" class="state"><${StateBadge} state=${job.state} attempt=${job.attempt} /></td>
       <td role="cell" class="model">
         <a class="name" href=${`/jobs/${job.id}`} title=${job.destination}>${name}</a>
@@ -34,7 +34,7 @@ export class JobRow extends Component {
 
 function Labels({ labels, onLabel }) {
   return Object.entries(labels).map(([name, value]) => html`<button key=${name} type="button" class="label"
-    aria-label=${`Only jobs with the label ${name}: ${value}`} onClick=${() => onLabel(`${name}:${value}`)}><span>${name}</span>${value}</button>`);
+    title="Only jobs with this label" onClick=${() => onLabel(`${name}:${value}`)}><span class="quiet">Only jobs with </span><span>${name}</span> ${value}</button>`);
 }
 
 function Far({ job }) {

@@ -1,6 +1,6 @@
 // What surrounds every page: navigation, the state of the service, colour scheme, and the question for a token.
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact-standalone.mjs";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact-standalone.mjs";
 import { isSignedIn, signIn, signOut, tokenWanted } from "../api.js";
 import { connection } from "../live.js";
 import { overview } from "../overview.js";
@@ -18,7 +18,7 @@ export function Shell({ path, children }) {
   return html`
     <a class="skip" href="#main">Skip to the content</a>
     <header class="side">
-      <a class="brand" href="/"><img src="/static/icon.svg" alt="" width="22" height="22" /><span>unshard</span></a>
+      <a class="brand" href="/" aria-label="unshard: jobs"><img src="/static/icon.svg" alt="" width="22" height="22" /><span>unshard</span></a>
       <nav aria-label="Pages">${PAGES.filter((page) => page.nav).map((page) => html`<${NavLink} page=${page} path=${path} />`)}</nav>
       <${Foot} />
     </header>
@@ -48,7 +48,7 @@ function Foot() {
 /** Light, dark, or what the system has. */
 function Scheme() {
   const [chosen, choose] = useState(() => localStorage.getItem(SCHEME) ?? "");
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (chosen) document.documentElement.dataset.scheme = chosen;
     else delete document.documentElement.dataset.scheme;
     localStorage.setItem(SCHEME, chosen);

@@ -6,6 +6,7 @@ import { Icon } from "../components/icons.js";
 import { amount, attempt, Bar, Button, Copy, Skeleton, StateBadge, Trouble, useNow } from "../components/parts.js";
 import { baseName, count, duration, number, percent, rate, share, size } from "../format.js";
 import { act } from "../job-actions.js";
+import { tellGap } from "../live.js";
 import { go, setQuery } from "../router.js";
 import { isTerminal, looks, secondsOf } from "../states.js";
 import { notify } from "../store.js";
@@ -64,9 +65,10 @@ function Head({ job }) {
 function Actions({ job }) {
   const [sure, setSure] = useState(false);
   const remove = () => attempt(async () => {
+    go("/"); // first, so that nothing here asks for what is no more
     await call(job.links.self, { method: "DELETE" });
     notify("good", `${baseName(job.destination)} is forgotten; its files stay where they are`);
-    go("/");
+    tellGap();
   });
   return html`<div class="actions">
     ${job.links.cancel && html`<${Button} label="Cancel the job" icon="close" kind="danger" busy=${job.state === "cancelling"} onClick=${() => act(job, "cancel")}>Cancel<//>`}

@@ -67,7 +67,7 @@ function PlanTab({ plan, job }) {
 function EventsTab({ events }) {
   if (!events) return html`<${Skeleton} lines=${5} />`;
   const shown = events.filter((event) => event.type !== "job.progress").slice(-MOST_EVENTS).reverse();
-  return html`<div class="scroll"><table class="rows-table events"><thead><tr><th scope="col">Time</th><th scope="col">Event</th><th scope="col">What</th></tr></thead>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Events"><table class="rows-table events"><thead><tr><th scope="col">Time</th><th scope="col">Event</th><th scope="col">What</th></tr></thead>
     <tbody>${shown.map((event) => html`<tr key=${event.seq}><td class="nowrap"><time datetime=${event.at} title=${exact(event.at)}>${clock(event.at)}</time></td>
       <td class="nowrap"><code>${event.type}</code></td><td>${worded(event.data)}</td></tr>`)}</tbody></table></div>`;
 }
@@ -85,7 +85,7 @@ function AttemptsTab({ job }) {
   useEffect(() => { call(job.links.attempts).then((told) => setAttempts(told.items), () => {}); }, [job.id, job.attempt, job.state]);
   if (!attempts) return html`<${Skeleton} lines=${3} />`;
   if (!attempts.length) return html`<p class="hint">It has not been tried yet.</p>`;
-  return html`<div class="scroll"><table class="rows-table"><thead><tr><th scope="col">Attempt</th><th scope="col">Started</th><th scope="col">Took</th><th scope="col">Outcome</th><th scope="col">Why</th></tr></thead>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Attempts"><table class="rows-table"><thead><tr><th scope="col">Attempt</th><th scope="col">Started</th><th scope="col">Took</th><th scope="col">Outcome</th><th scope="col">Why</th></tr></thead>
     <tbody>${attempts.map((one) => html`<tr key=${one.attempt}><td>${one.attempt}</td><td class="nowrap"><${Time} at=${one.started_at} /></td>
       <td class="nowrap">${one.ended_at ? duration((Date.parse(one.ended_at) - Date.parse(one.started_at)) / 1000) : "–"}</td>
       <td>${one.outcome ? html`<${StateBadge} state=${one.outcome} />` : "at work"}</td><td>${one.error?.message ?? ""}</td></tr>`)}</tbody></table></div>`;
