@@ -35,6 +35,7 @@ LOOK_EVERY_S = 3.0
 ANSWER_WITHIN_S = 15.0
 """How long the cluster may take to answer before it counts as lost."""
 
+START_WITHIN_S = 300.0
 END_WITHIN_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -192,10 +193,13 @@ class Driver:
 
     def _tell(self) -> None:
         described: dict[str, Any] | None = None
+        began = time.monotonic()
         while not self._ended.is_set():
             engine = self._engine
             if engine is not None and self._state[0] == "ok":
                 described = engine.overview()
+            elif time.monotonic() - began > START_WITHIN_S:
+                self._lost(f"the Ray cluster did not take a connection within {START_WITHIN_S:g} s")
             self._send(("state", *self._state, described))
             self._ended.wait(STATE_EVERY_S)
 

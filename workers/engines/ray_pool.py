@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ STORE_SHARE = 0.6
 
 START_TIMEOUT_S = 90.0
 REPLACE_TIMEOUT_S = 30.0
+LISTENER_TIMEOUT_S = 10.0
 LOST = (
     ray.exceptions.RayActorError,
     ray.exceptions.ObjectLostError,
@@ -158,7 +160,9 @@ class Pool:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         address = self._options.address or os.environ.get("RAY_ADDRESS")
         local: dict[str, Any] = {}
-        if not address:
+        if address:
+            _require_listener(address)
+        else:
             self._owns_cluster = True
             local = {"include_dashboard": False, "object_store_memory": EMBEDDED_STORE_BYTES, "address": "local"}
         try:
@@ -169,11 +173,7 @@ class Pool:
                 logging_level=logging.ERROR,
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise StorageError(
-                f"no Ray cluster at {address or 'this machine'}: {str(error).splitlines()[0]}",
-                hint="Check RAY_ADDRESS, the cluster's token, and that Ray and Python have the same versions on both "
-                "sides; without RAY_ADDRESS a cluster is started on this machine.",
-            ) from error
+            raise _no_cluster(address or "this machine", str(error).splitlines()[0]) from error
 
     def _wanted(self) -> int:
         if self._options.mergers:
@@ -244,6 +244,25 @@ class Pool:
 def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+def _require_listener(address: str) -> None:
+    """See whether anything listens where the cluster's head should be: Ray itself takes minutes to find out."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTENER_TIMEOUT_S).close()
+    except OSError as error:
+        raise _no_cluster(address, error.strerror or str(error)) from None
+
+
+def _no_cluster(where: str, reason: str) -> StorageError:
+    return StorageError(
+        f"no Ray cluster at {where}: {reason}",
+        hint="Check RAY_ADDRESS, the cluster's token, and that Ray and Python have the same versions on both sides; "
+        "without RAY_ADDRESS a cluster is started on this machine.",
+    )
 
 
 def _described_nodes() -> list[dict[str, Any]]:
