@@ -74,22 +74,28 @@ export function useShards(job) {
   const [shards, setShards] = useState(null);
   const id = job?.id;
   const version = job ? `${job.state} ${job.progress?.files_done} ${job.state_times.running}` : "";
-  const wait = useRef(0);
+  const asked = useRef({ at: 0, number: 0 });
+  const ask = async () => {
+    const number = ++asked.current.number;
+    asked.current.at = Date.now();
+    const found = [];
+    try {
+      for await (const items of pagesOf(`/v1/jobs/${id}/shards`)) {
+        found.push(...items);
+        if (number !== asked.current.number) return;
+      }
+      setShards(found);
+    } catch {
+      // Asked again with the next change, or when the connection is back.
+    }
+  };
+  // Not at once and not put off by the next change: a large job finishes files all the time.
   useEffect(() => {
     if (!id) return undefined;
-    const stop = new AbortController();
-    const timer = setTimeout(async () => {
-      wait.current = SHARDS_WAIT_MS;
-      const found = [];
-      try {
-        for await (const items of pagesOf(`/v1/jobs/${id}/shards`, { signal: stop.signal })) found.push(...items);
-        setShards(found);
-      } catch {
-        // Asked again with the next change, or when the connection is back.
-      }
-    }, wait.current);
-    return () => { clearTimeout(timer); stop.abort(); };
+    const timer = setTimeout(ask, Math.max(0, asked.current.at + SHARDS_WAIT_MS - Date.now()));
+    return () => clearTimeout(timer);
   }, [id, version]);
+  useEffect(() => () => { asked.current.number += 1; }, []);
   return shards;
 }
 

@@ -15,6 +15,7 @@ export function TensorList({ job, shards }) {
   const [wanted, setWanted] = useState({ name: "", file: "" });
   const [found, setFound] = useState({ items: null, total: 0, cursor: null, problem: null });
   const timer = useRef(0);
+  const done = new Set(shards.filter((shard) => shard.state === "done").map((shard) => shard.path));
   const path = (cursor) => `/v1/jobs/${job.id}/tensors${query({ ...wanted, limit: PAGE, cursor })}`;
   useEffect(() => {
     const stop = new AbortController();
@@ -23,7 +24,7 @@ export function TensorList({ job, shards }) {
       (problem) => { if (!stop.signal.aborted) setFound({ items: null, total: 0, cursor: null, problem }); },
     );
     return () => stop.abort();
-  }, [wanted.name, wanted.file, job.progress?.files_done, job.state]);
+  }, [wanted.name, wanted.file, job.id]);
   const more = () => attempt(async () => {
     const page = await call(path(found.cursor));
     setFound((before) => ({ ...before, items: [...before.items, ...page.items], cursor: page.next_cursor }));
@@ -46,7 +47,7 @@ export function TensorList({ job, shards }) {
       <thead><tr><th scope="col">Name</th><th scope="col">Type</th><th scope="col">Shape</th><th scope="col" class="end">Size</th><th scope="col">State</th><th scope="col">File</th><th scope="col">Made by</th><th scope="col">Of</th></tr></thead>
       <tbody>${found.items.map((tensor) => html`<tr key=${tensor.position}>
         <td><code>${tensor.name}</code></td><td>${tensor.dtype}</td><td class="nowrap">${dimensions(tensor.shape)}</td><td class="end nowrap">${size(tensor.size_bytes)}</td>
-        <td>${tensor.state === "done" ? "done" : "waits"}</td><td><code>${tensor.file}</code></td><td>${tensor.operation}</td><td><${Sources} names=${tensor.sources} /></td></tr>`)}</tbody>
+        <td>${done.has(tensor.file) ? "done" : "waits"}</td><td><code>${tensor.file}</code></td><td>${tensor.operation}</td><td><${Sources} names=${tensor.sources} /></td></tr>`)}</tbody>
     </table></div>`}
     ${found.cursor && html`<div class="more"><${Button} label="Show more tensors" icon="chevron" onClick=${more}>Show more<//></div>`}
   </div>`;
