@@ -9,16 +9,28 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Interval,
+    create_engine,
+    event,
+    func,
+    literal,
+    text,
+    type_coerce,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from service.db.tables import UtcTime
 from workers.errors import InvalidOption, StorageError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -67,6 +79,16 @@ class Database:
         """Let one transaction of all processes at a time go on from here; a writing one of SQLite is alone anyway."""
         if not self.is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
+
+    def clock(self, later: timedelta = timedelta()) -> ColumnElement[datetime]:
+        """The time, or one that much later, by the one clock that all who share the database go by.
+
+        For what one process writes and another compares: the clocks of their machines may differ.
+        """
+        if self.is_sqlite:
+            return literal(datetime.now(UTC) + later, UtcTime())
+        moment: ColumnElement[datetime] = func.clock_timestamp(type_=UtcTime())
+        return type_coerce(moment + literal(later, Interval()), UtcTime())
 
     def own(self) -> bool:
         """Become the only service of an SQLite file; False on PostgreSQL, which several may share.

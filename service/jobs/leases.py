@@ -8,6 +8,7 @@ transaction marks, the work happens outside.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -91,7 +92,7 @@ class Leases:
                 attempt=jobs.c.attempt + 1,
                 fence=jobs.c.fence + 1,
                 lease_owner=self._owner,
-                lease_expires_at=moment + self.rules.length,
+                lease_expires_at=self._database.clock(self.rules.length),
                 heartbeat_at=moment,
                 updated_at=moment,
                 error=None,
@@ -110,12 +111,11 @@ class Leases:
 
     def heartbeat(self, lease: Lease) -> str:
         """Extend the lease; the state that the job is in by now. ``LeaseLost`` when it isn't ours any more."""
-        moment = now()
         with self._database.write() as connection:
             state = connection.execute(
                 update(jobs)
                 .where(*_ours(lease))
-                .values(heartbeat_at=moment, lease_expires_at=moment + self.rules.length)
+                .values(heartbeat_at=now(), lease_expires_at=self._database.clock(self.rules.length))
                 .returning(jobs.c.state)
             ).scalar()
         if state is None:
@@ -133,15 +133,10 @@ class Leases:
     def advance(self, lease: Lease, state: str, event: JsonObject, **columns: Any) -> None:
         """Enter a working state; a job that is being cancelled stays so."""
         with self._database.write() as connection:
-            entered = enter(connection, lease.job.id, state)
-            values = {**entered, **columns}
-            found = connection.execute(
-                update(jobs).where(*_ours(lease), jobs.c.state.in_(WORKING_STATES)).values(**values)
-            )
-            if found.rowcount:
+            if _held(connection, lease)["state"] in WORKING_STATES:
+                values = {**enter(connection, lease.job.id, state), **columns}
+                connection.execute(update(jobs).where(jobs.c.id == lease.job.id).values(**values))
                 append_event(connection, lease.job.id, f"job.{state}", event)
-            else:
-                _require(connection, lease)
 
     def note(self, lease: Lease, kind: str, event: JsonObject, **columns: Any) -> None:
         """Record something that happened, without a change of state."""
@@ -175,9 +170,9 @@ class Leases:
     ) -> None:
         """End the job and give the lease back; ``report`` is the manifest, packed."""
         with self._database.write() as connection:
+            _held(connection, lease)
             values = {**enter(connection, lease.job.id, state), **columns, **_FREE}
-            if not connection.execute(update(jobs).where(*_ours(lease)).values(**values)).rowcount:
-                raise LeaseLost(lease.job.id)
+            connection.execute(update(jobs).where(jobs.c.id == lease.job.id).values(**values))
             if report is not None:
                 keep_document(connection, lease.job.id, REPORT, report)
             end_attempt(connection, lease.job.id, lease.job.attempt, state, columns.get("error"))
@@ -185,17 +180,14 @@ class Leases:
 
     def give_back(self, lease: Lease, reason: str) -> None:
         """Queue the job again without counting it as lost; one that is being cancelled is cancelled."""
-        with self._database.write() as connection:
-            row = connection.execute(select(jobs).where(*_ours(lease))).mappings().first()
-            if row is not None:
-                _requeue(connection, row, reason, losses=row["losses"])
+        with self._database.write() as connection, suppress(LeaseLost):
+            row = _held(connection, lease)
+            _requeue(connection, row, reason, losses=row["losses"])
 
     def interrupted(self, lease: Lease, reason: str) -> None:
         """Queue the job again, after a pause, since the attempt lost what it needs; too often is a failure."""
         with self._database.write() as connection:
-            row = connection.execute(select(jobs).where(*_ours(lease))).mappings().first()
-            if row is None:
-                raise LeaseLost(lease.job.id)
+            row = _held(connection, lease)
             error = {
                 "kind": "resource",
                 "type": "interrupted",
@@ -211,7 +203,7 @@ class Leases:
         """
         lost: list[ColumnElement[bool]] = [jobs.c.state.in_(LEASED_STATES)]
         if not everyone:
-            lost.append(jobs.c.lease_expires_at < now())
+            lost.append(jobs.c.lease_expires_at < self._database.clock())
         if not self._any(*lost):
             return []
         with self._database.write() as connection:
@@ -264,9 +256,12 @@ def _ours(lease: Lease) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def _require(connection: Connection, lease: Lease) -> None:
-    if connection.execute(select(jobs.c.id).where(*_ours(lease))).first() is None:
+def _held(connection: Connection, lease: Lease) -> RowMapping:
+    """The job's row, which nobody changes until the transaction ends: neither a cancellation nor another claim."""
+    row = connection.execute(select(jobs).where(*_ours(lease)).with_for_update()).mappings().first()
+    if row is None:
         raise LeaseLost(lease.job.id)
+    return row
 
 
 def _requeue(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections import Counter
 from datetime import timedelta
 from itertools import count, pairwise
@@ -13,10 +14,11 @@ from alembic.migration import MigrationContext
 
 from service.db.database import Database, newest_revision
 from service.db.tables import metadata
+from service.jobs import leases as leases_module
 from service.jobs import records
 from service.jobs.leases import LeaseLost, LeaseRules, Leases
 from service.jobs.records import NewJob, now
-from service.jobs.store import BusyDestination, JobFilter, JobStore
+from service.jobs.store import BusyDestination, JobFilter, JobStore, cancel_job
 from workers.errors import InvalidOption, StorageError
 
 EXPIRED = LeaseRules(timedelta(seconds=-1), max_attempts=2)
@@ -129,6 +131,33 @@ def test_a_job_that_is_being_cancelled_stays_so_until_its_end(store, database):
     assert leases.heartbeat(lease) == "cancelling"
     leases.give_back(lease, "stopped")
     assert store.get(job.id).state == "cancelled"
+
+
+@pytest.mark.parametrize("end", [Leases.give_back, Leases.interrupted])
+def test_a_cancellation_that_is_committed_while_a_job_is_given_back_counts(store, database, end):
+    job = store.create(new())
+    leases = Leases(database, "a")
+    lease = leases.claim()
+    giving = threading.Thread(target=end, args=(leases, lease, "stopped"))
+    with database.write() as connection:
+        cancel_job(connection, job.id)
+        giving.start()
+        giving.join(0.3)
+        assert giving.is_alive()
+    giving.join(30)
+    assert store.get(job.id).state == "cancelled"
+
+
+def test_leases_of_replicas_hold_however_far_their_clocks_differ(store, database, monkeypatch):
+    job = store.create(new())
+    lease = Leases(database, "behind").claim()
+    monkeypatch.setattr(leases_module, "now", lambda: now() + timedelta(hours=1))
+    assert Leases(database, "ahead").take_back_expired() == []
+    monkeypatch.setattr(leases_module, "now", lambda: now() - timedelta(hours=1))
+    assert Leases(database, "behind").heartbeat(lease) == "planning"
+    monkeypatch.undo()
+    assert Leases(database, "exact").take_back_expired() == []
+    assert store.get(job.id).state == "planning"
 
 
 def test_of_progress_the_newest_and_a_history_of_bounded_size_are_kept(store, database, monkeypatch):
