@@ -88,7 +88,7 @@ class BatchStore:
 
     def answered(self, key: RequestKey) -> Replay | None:
         """What a request with this key was answered before, so that it need not be worked out again."""
-        with self._database.write() as connection:
+        with self._database.read() as connection:
             return replayed(connection, key)
 
     def create(

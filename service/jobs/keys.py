@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
 from service.db.tables import idempotency_keys
 from service.jobs.records import JsonObject, now
@@ -46,9 +46,8 @@ class Replay:
 def replayed(connection: Connection, key: RequestKey) -> Replay | None:
     """The first answer to this key, None when it is new; ``KeyReused`` when it belongs to another request."""
     table = idempotency_keys
-    connection.execute(delete(table).where(table.c.expires_at < now()))
-    where = (table.c.owner == key.owner, table.c.key == key.key)
-    row = connection.execute(select(table).where(*where)).mappings().first()
+    live = select(table).where(*_of(key), table.c.expires_at >= now())
+    row = connection.execute(live).mappings().first()
     if row is None:
         return None
     if row["request_digest"] != key.request_digest:
@@ -58,6 +57,8 @@ def replayed(connection: Connection, key: RequestKey) -> Replay | None:
 
 def remember(connection: Connection, key: RequestKey, made: Replay) -> None:
     """Keep an answer for the next request with this key; in the transaction that made what it tells of."""
+    # One whose time is over may still be there: the sweep takes them away by and by.
+    connection.execute(delete(idempotency_keys).where(*_of(key), idempotency_keys.c.expires_at < now()))
     connection.execute(
         insert(idempotency_keys).values(
             owner=key.owner,
@@ -68,3 +69,7 @@ def remember(connection: Connection, key: RequestKey, made: Replay) -> None:
             expires_at=now() + KEY_LIFETIME,
         )
     )
+
+
+def _of(key: RequestKey) -> tuple[ColumnElement[bool], ...]:
+    return idempotency_keys.c.owner == key.owner, idempotency_keys.c.key == key.key

@@ -10,7 +10,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -36,6 +37,10 @@ from workers.storage import FolderAddress
 
 SWEEP_EVERY_S = 3600.0
 ROWS_AT_ONCE = 200
+AWAY_PAUSE_S = 5.0
+SWEEP_LOCK = 8_241_907_358
+"""Key of the lock that sweeps hold for each transaction: two that delete the same rows could wait for each other."""
+
 ENDED_DELIVERIES = ("delivered", "failed")
 log = logging.getLogger(__name__)
 
@@ -56,7 +61,7 @@ class Janitor:
         self._database = database
         self._retention = retention
         self._deleted: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._stopping = False
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="janitor", daemon=True)
 
     def start(self) -> None:
@@ -65,7 +70,7 @@ class Janitor:
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End after what is under way."""
-        self._stopping = True
+        self._stop.set()
         self._deleted.put(None)
         self._thread.join(timeout_s)
 
@@ -86,11 +91,11 @@ class Janitor:
         self._delete_rows(webhook_deliveries, old_delivery)
         self._delete_rows(batches, old_batch)
         self._delete_rows(audit, (audit.c.at < moment - self._retention.audit,))
-        with self._database.write() as connection:
+        with self._sweeping() as connection:
             connection.execute(delete(idempotency_keys).where(idempotency_keys.c.expires_at < moment))
 
     def _loop(self) -> None:
-        while not self._stopping:
+        while not self._stop.is_set():
             try:
                 self.sweep()
             except SQLAlchemyError:
@@ -101,13 +106,21 @@ class Janitor:
 
     def _clear_until_the_next_sweep(self) -> None:
         deadline = time.monotonic() + SWEEP_EVERY_S
-        while not self._stopping:
+        while not self._stop.is_set():
             try:
                 job = self._deleted.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 return
             if job is not None:
-                self._clear(job)
+                self._clear_deleted(job)
+
+    def _clear_deleted(self, job: Job) -> None:
+        try:
+            self._clear(job)
+        except SQLAlchemyError:
+            log.warning("the job store does not answer", exc_info=True)
+            self._deleted.put(job)
+            self._stop.wait(AWAY_PAUSE_S)
 
     # --- rows -----------------------------------------------------------------------------------------------
     def _delete_events(self, before: datetime) -> None:
@@ -127,7 +140,7 @@ class Janitor:
         at_work = exists().where(batches.c.id == jobs.c.batch_id, batches.c.ended_at.is_(None))
         old = (jobs.c.state.in_(TERMINAL_STATES), jobs.c.updated_at < before, ~at_work)
         last = ""
-        while not self._stopping:
+        while not self._stop.is_set():
             with self._database.read() as connection:
                 some = select(jobs).where(*old, jobs.c.id > last).order_by(jobs.c.id).limit(ROWS_AT_ONCE)
                 found = [job_of(row) for row in connection.execute(some).mappings()]
@@ -136,7 +149,7 @@ class Janitor:
             last = found[-1].id
             for job in found:
                 self._clear(job)
-            with self._database.write() as connection:
+            with self._sweeping() as connection:
                 # Again with all conditions: one may have been retried since.
                 connection.execute(delete(jobs).where(*old, jobs.c.id.in_([job.id for job in found])))
 
@@ -150,10 +163,16 @@ class Janitor:
         self._repeat(delete_some)
 
     def _repeat(self, delete_some: Callable[[Connection], int]) -> None:
-        while not self._stopping:
-            with self._database.write() as connection:
+        while not self._stop.is_set():
+            with self._sweeping() as connection:
                 if delete_some(connection) < ROWS_AT_ONCE:
                     return
+
+    @contextmanager
+    def _sweeping(self) -> Iterator[Connection]:
+        with self._database.write() as connection:
+            self._database.serialize(connection, SWEEP_LOCK)
+            yield connection
 
     # --- destinations ---------------------------------------------------------------------------------------
     def _clear(self, job: Job) -> None:

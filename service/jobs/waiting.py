@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, or_, select, update
 
 from service.db.database import Database
-from service.db.tables import jobs
+from service.db.tables import LEASED_STATES, jobs
 from service.jobs.records import JsonObject, append_event, enter, now
 
 TOLD_AT_ONCE = 200
@@ -44,7 +44,7 @@ class Waiting:
             if self._told.get(job_id) != reason:
                 self._note(job_id, reason)
         self._told = dict.fromkeys(found, reason)
-        if moment - self._since > self._limit_s:
+        if moment - self._since > self._limit_s and not self._others_work():
             self._give_up(reason)
 
     def _note(self, job_id: str, reason: str) -> None:
@@ -53,8 +53,16 @@ class Waiting:
             if connection.execute(still).first() is not None:
                 append_event(connection, job_id, "job.waiting", {"reason": reason})
 
+    def _others_work(self) -> bool:
+        """Whether another service with a cluster of its own is at work: then what waits is its to run, in time."""
+        at_work = and_(jobs.c.state.in_(LEASED_STATES), jobs.c.lease_expires_at > self._database.clock())
+        lately = jobs.c.updated_at > now() - timedelta(seconds=self._limit_s)
+        sign = select(jobs.c.id).where(or_(at_work, and_(jobs.c.state == "succeeded", lately))).limit(1)
+        with self._database.read() as connection:
+            return connection.execute(sign).first() is not None
+
     def _give_up(self, reason: str) -> None:
-        """Fail the jobs that have been queued for as long as the cluster has been gone; others might run them else."""
+        """Fail the jobs that have been queued for as long as the cluster has been gone."""
         error: JsonObject = {
             "kind": "resource",
             "type": "no-cluster",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from datetime import timedelta
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import func, insert, select, update
+from sqlalchemy.exc import OperationalError
 
 from service.db.tables import (
     audit,
@@ -20,7 +22,7 @@ from service.db.tables import (
     webhook_deliveries,
     webhooks,
 )
-from service.jobs.keys import RequestKey
+from service.jobs.keys import KeyReused, Replay, RequestKey
 from service.jobs.leases import Leases
 from service.jobs.parts import REPORT, keep_document
 from service.jobs.records import NewJob, now
@@ -245,6 +247,55 @@ def test_jobs_that_wait_for_a_cluster_say_for_what_and_fail_in_the_end(database,
     assert job.error["hint"]
     kinds = [event.type for event in store.events(waits, 0, 9)[1]]
     assert kinds == ["job.created", "job.waiting", "job.failed"]
+
+
+def test_a_service_without_a_cluster_leaves_the_queue_to_one_that_has_one(database, store):
+    store.create(NewJob("/in", "/at-work", {}, {}))
+    assert Leases(database, "another").claim() is not None
+    waits = store.create(NewJob("/in", "/out", {}, {})).id
+    waiting = Waiting(database, 0.05)
+    waiting.tell("0 of 0 GPU are free")
+    with database.write() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == waits).values(updated_at=now() - timedelta(hours=1)))
+    waiting._since = waiting._looked = float("-inf")
+    waiting.tell("0 of 0 GPU are free")
+    assert store.get(waits).state == "queued"
+
+
+def test_a_database_that_is_away_does_not_end_the_janitor(database, store, monkeypatch):
+    janitor = Janitor(database, DAYS)
+    away = [OperationalError("SELECT", {}, Exception("gone"))]
+
+    def live(_, destination):
+        if away:
+            raise away.pop()
+        cleared.append(destination)
+        return True
+
+    cleared = []
+    monkeypatch.setattr(Janitor, "_is_live", live)
+    monkeypatch.setattr("service.jobs.retention.AWAY_PAUSE_S", 0.01)
+    job = dataclasses.replace(store.create(NewJob("/in", "/out", {}, {})), plan={"fingerprint": "f"})
+    janitor.start()
+    janitor.clear_after(job)
+    eventually(lambda: cleared == ["/out"], "the destination is looked at again")
+    janitor.stop()
+
+
+def test_a_key_whose_time_is_over_is_new_again_and_those_of_others_are_left_to_the_sweep(database, store):
+    def asked(key, destination):
+        new = NewJob("/in", destination, {}, {})
+        return store.create(new, Submission(RequestKey.of("", key, [destination])))
+
+    asked("a", "/a")
+    asked("b", "/b")
+    with database.write() as connection:
+        connection.execute(update(idempotency_keys).values(expires_at=now() - timedelta(seconds=1)))
+    assert not isinstance(asked("a", "/c"), Replay)
+    with pytest.raises(KeyReused):
+        asked("a", "/d")
+    with database.read() as connection:
+        assert connection.execute(select(func.count()).select_from(idempotency_keys)).scalar() == 2
 
 
 def test_a_cluster_that_works_again_is_waited_for_anew(database, store):
