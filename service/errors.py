@@ -26,9 +26,10 @@ from service.access.tokens import TokenNotFound
 from service.jobs.addresses import NotAllowed
 from service.jobs.failures import TOO_LONG_HINT
 from service.jobs.keys import KeyReused
-from service.jobs.planning import Overloaded, TookTooLong
+from service.jobs.planning import TookTooLong
 from service.jobs.store import BusyDestination, JobNotFound, TooManyQueued, WrongState
 from service.jobs.submit import BadOption
+from service.room import Overloaded
 from workers.errors import UnshardError
 
 log = logging.getLogger(__name__)
@@ -202,9 +203,8 @@ def _(error: TookTooLong) -> Problem:
 
 
 @problem_of.register
-def _(_error: Overloaded) -> Problem:
-    detail = "as many sources are being read as may be"
-    return Problem("unavailable", detail, hint="Try again in a moment.", retry_after_s=10)
+def _(error: Overloaded) -> Problem:
+    return Problem("unavailable", str(error), hint="Try again in a moment.", retry_after_s=10)
 
 
 @problem_of.register

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -20,17 +19,15 @@ from service.batches.records import Batch, NewBatch
 from service.batches.store import BatchFilter, BatchSubmission, ItemsRefused
 from service.errors import Problem
 from service.jobs.keys import Replay, RequestKey
-from service.jobs.planning import Overloaded
 from service.jobs.records import JsonObject
 from service.jobs.submit import read_options
+from service.room import Room
 from service.schemas import JobError
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"], responses=PROBLEMS)
 
 DryRun = Annotated[bool, Query(description="Answer with what would be done and store nothing.")]
-MOST_SEARCHES = 4
-_searches = threading.BoundedSemaphore(MOST_SEARCHES)
-"""Requests that search for folders: a slow store must not take all threads that answer requests."""
+_searches = Room("searches for folders or models run", at_once=4, waiting=4)
 
 
 @router.post(
@@ -90,12 +87,8 @@ def _asks(request: schemas.BatchRequest, here: Context) -> list[Ask]:
     pattern = Pattern.parse(request.discover.pattern)
     options = read_options(request.template.options)
     prefix = here.places.check_source(request.discover.prefix, options)
-    if not _searches.acquire(timeout=LIMIT_S):
-        raise Overloaded
-    try:
+    with _searches.entered(LIMIT_S):
         return [Ask(found) for found in discover(prefix, pattern, options.source_profile)]
-    finally:
-        _searches.release()
 
 
 def _refused(refusal: ItemsRefused) -> Problem:
@@ -109,7 +102,8 @@ def _refused(refusal: ItemsRefused) -> Problem:
 
 
 def _preview(drafts: Sequence[Draft], here: Context) -> schemas.Preview:
-    done = already_done(drafts, here.planner)
+    with _searches.entered(LIMIT_S):
+        done = already_done(drafts, here.planner)
     items = [
         schemas.PreviewItem(
             position=position,

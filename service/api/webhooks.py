@@ -15,7 +15,6 @@ from service.schemas import PageQuery
 from service.times import now
 from service.webhooks import schemas
 from service.webhooks.outbox import Happening, encoded
-from service.webhooks.sending import Sender
 from service.webhooks.signing import Message
 from service.webhooks.store import NewWebhook, Webhook
 from service.webhooks.targets import BadTarget
@@ -32,15 +31,16 @@ def create_webhook(
         hint = "Leave everyone out, and the webhook hears of your own jobs."
         detail = "only an administrator's webhook may hear of everybody's jobs"
         raise Problem("forbidden", detail, hint=hint, required_scope="admin")
-    _check(here.hooks.sender, request.url)
+    _check(here, request.url)
     made = here.hooks.store.create(NewWebhook(owner=caller.id, **request.model_dump()))
     response.headers["Location"] = f"/v1/webhooks/{made.id}"
     return _with_secret(made)
 
 
-def _check(sender: Sender, url: str) -> None:
+def _check(here: Context, url: str) -> None:
     try:
-        sender.check(url)
+        with here.hooks.trial():  # a name server may take its time
+            here.hooks.sender.check(url)
     except BadTarget as error:
         fault = {"pointer": pointer(("url",)), "detail": error.message}
         raise Problem("validation", error.message, hint=error.hint, errors=[fault]) from None
@@ -74,7 +74,7 @@ def change_webhook(
     """Change a webhook, or make a disabled one active again: then it is sent what still waits."""
     here.hooks.store.get(webhook_id, caller.only_owner)
     if request.url is not None:
-        _check(here.hooks.sender, request.url)
+        _check(here, request.url)
     values = request.model_dump(exclude_none=True)
     changed = here.hooks.store.change(webhook_id, values, caller.only_owner)
     here.hooks.deliverer.wake()

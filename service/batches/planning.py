@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from service.jobs.planning import Overloaded, Planner, TookTooLong, UnexpectedFault
+from service.jobs.planning import Planner, TookTooLong, UnexpectedFault
+from service.room import Overloaded
 from workers.errors import InsufficientResources, InternalError, UnshardError
 from workers.options import ConvertOptions
 
@@ -20,8 +21,10 @@ def check_whole(planner: Planner, source: str, options: ConvertOptions, limit_s:
     """Plan a conversion on metadata alone; what is missing or broken is the ``UnshardError`` that it raises."""
     try:
         planner.check(source, options, limit_s)
-    except (TookTooLong, Overloaded):
+    except TookTooLong:
         raise _too_slow(source, limit_s) from None
+    except Overloaded as overloaded:
+        raise PlanningTooSlow(str(overloaded), file=source, hint="It is tried again.") from None
     except UnexpectedFault as fault:
         raise _fault(source, fault) from None
 

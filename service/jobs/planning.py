@@ -20,6 +20,7 @@ from typing import Any
 
 from service.jobs.child import Channel, Child, told_status
 from service.logs import configure
+from service.room import Room
 from workers.convert import is_made, plan, plan_source
 from workers.errors import Cancelled, InsufficientResources, UnshardError
 from workers.inspect import inspect
@@ -44,10 +45,6 @@ class TookTooLong(Exception):
         self.limit_s = limit_s
 
 
-class Overloaded(Exception):
-    """As many sources are being read at this moment as may be."""
-
-
 class UnexpectedFault(Exception):
     """Something broke in a process of ours; its log has the details, ``name`` is the class of the error."""
 
@@ -66,6 +63,8 @@ class PlanningLimits:
     """Of each process; None: as much as the machine has."""
     at_once: int = 4
     """Processes for requests; those for jobs are not counted, since jobs are limited elsewhere."""
+    waiting: int = 8
+    """Requests that wait for one of them."""
     within: tuple[str, ...] = ()
     """The only trees of the file system that sources may be read from, also behind links; none given: all."""
 
@@ -79,7 +78,7 @@ class Planner:
         self._idle: list[Child] = []
         self._busy: set[Child] = set()
         self._closed = False
-        self._places = threading.BoundedSemaphore(self._limits.at_once)
+        self._room = Room("sources are being read", self._limits.at_once, self._limits.waiting)
 
     def plan(self, source: str, options: ConvertOptions, cancel: threading.Event) -> bytes:
         """A pickled ``Plan``, for the process that carries it out.
@@ -115,16 +114,12 @@ class Planner:
             child.kill()
 
     def _asked(self, request: tuple[Any, ...], limit_s: float | None = None) -> Any:
-        """Do what somebody waits for: within its own time, and few at once."""
+        """Do what somebody waits for: within its own time, and few at once; ``Overloaded`` else."""
         limit_s = self._limits.inspect_s if limit_s is None else max(0.0, limit_s)
         deadline = time.monotonic() + limit_s
-        if not self._places.acquire(timeout=limit_s):
-            raise Overloaded
-        try:
+        with self._room.entered(limit_s):
             left_s = deadline - time.monotonic()
             return pickle.loads(self._call(request, left_s, lambda: False))  # noqa: S301 - what our own process wrote
-        finally:
-            self._places.release()
 
     def _call(self, request: tuple[Any, ...], limit_s: float, is_cancelled: Callable[[], bool]) -> bytes:
         child = self._take()

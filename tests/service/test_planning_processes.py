@@ -13,7 +13,8 @@ import pytest
 
 from service.jobs import planning
 from service.jobs.failures import describe
-from service.jobs.planning import Overloaded, Planner, PlanningLimits, TookTooLong, UnexpectedFault
+from service.jobs.planning import Planner, PlanningLimits, TookTooLong, UnexpectedFault
+from service.room import Overloaded
 from tests.attacks.pickles import tuples_that_share_their_parts
 from tests.attacks.torch_files import torch_zip
 from tests.service.conftest import FakeConverter, eventually, running
