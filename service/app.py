@@ -13,7 +13,20 @@ from starlette.concurrency import run_in_threadpool
 
 from service import errors, schemas
 from service.access.guard import Guard
-from service.api import audit, batches, events, jobs, overview, pages, parts, system, tokens, watches, webhooks
+from service.api import (
+    audit,
+    batches,
+    events,
+    jobs,
+    looking,
+    overview,
+    pages,
+    parts,
+    system,
+    tokens,
+    watches,
+    webhooks,
+)
 from service.api.context import Context, spelled_job
 from service.api.events import told_batch
 from service.batches.keeper import Keeper
@@ -65,7 +78,7 @@ def create_app(settings: Settings, *, run_conversion: RunConversion | None = Non
         lifespan=lifespan,
     )
     app.state.context = context
-    for routes in (jobs, parts, events, batches, watches, system, overview, webhooks, tokens, audit, pages):
+    for routes in (jobs, parts, events, batches, watches, looking, system, overview, webhooks, tokens, audit, pages):
         app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings, guard=context.guard)

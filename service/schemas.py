@@ -134,14 +134,6 @@ class RetryRequest(_Request):
     from_scratch: Annotated[bool, Field(description="Make files again that an earlier attempt finished.")] = False
 
 
-class InspectRequest(_Request):
-    """A checkpoint to be looked at."""
-
-    source: Address
-    options: Options = Field(default_factory=dict)
-    tensor: Annotated[str, Field(max_length=1024)] | None = None
-
-
 class Progress(BaseModel):
     """How far the weights are; sizes in bytes of output."""
 

@@ -71,6 +71,10 @@ class Settings(BaseSettings):
     """For a job's source to be read as far as its metadata goes."""
     inspect_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """The same for what a request waits for: inspections and dry runs."""
+    compare_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """For two checkpoints to be compared; what was not compared by then is told."""
+    compare_bytes: Annotated[int, Field(ge=0)] = 8 * 2**30
+    """Of either of two checkpoints whose values are compared; of larger ones only the metadata are."""
     planning_memory_bytes: Annotated[int, Field(ge=2**28)] | None = None
     """Of each process that reads metadata. None: what the machine has."""
     cluster_wait_s: Annotated[float, Field(gt=0)] = 1800.0

@@ -13,7 +13,8 @@ from tests.synthetic import identity_plan, random_tensors, write_source
 from workers.convert import compare_sources, convert, run_plan
 from workers.errors import IncompleteCheckpoint
 from workers.options import ConvertOptions
-from workers.verify import compare_plans, verify_model
+from workers.verify import verify_model
+from workers.verify_pairs import compare_plans
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ kept in columns (``PieceTable``), since a large run has millions of them; ``Piec
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from workers.dtypes import ELEMENT_TYPES, size_bytes
 from workers.errors import GeometryMismatch, IncompleteCheckpoint
-from workers.geometry import cover_faults, same_box_as_previous
+from workers.geometry import CoverFault, cover_faults, same_box_as_previous
 from workers.storage import FolderAddress
+from workers.tolerance import refuse
 
 MAX_DIMENSIONS = 8
 """Most dimensions a tensor may have; models use up to five, convolutions included."""
@@ -287,11 +288,13 @@ class CheckpointBuilder:
         """Add many pieces, rows of (tensor, storage, start, box); none of their boxes is empty."""
         self._pieces.frombytes(np.ascontiguousarray(rows, dtype=np.int64).tobytes())
 
-    def tables(self) -> tuple[StorageTable, PieceTable, PieceTable]:
+    def tables(
+        self, explain: Callable[[IncompleteCheckpoint], IncompleteCheckpoint] = lambda gap: gap
+    ) -> tuple[StorageTable, PieceTable, PieceTable]:
         """Storages, pieces that tile every tensor exactly, and their replicas.
 
-        Raises ``IncompleteCheckpoint`` where elements of a tensor are in no piece and ``GeometryMismatch`` where
-        pieces overlap in part.
+        Refuses with ``IncompleteCheckpoint`` where elements of a tensor are in no piece, of which ``explain`` may say
+        more, and with ``GeometryMismatch`` where pieces overlap in part; see ``workers.tolerance``.
         """
         storages = _columns(self._storages, STORAGE_COLUMNS)
         columns = _columns(self._pieces, 4)
@@ -301,15 +304,17 @@ class CheckpointBuilder:
         table = _Rows(columns, *(part[columns[:, 3]] for part in boxes))
         repeat = same_box_as_previous(table.columns[:, 0], table.offsets, table.sizes)
         pieces, replicas = (table.select(rows).table(len(self.tensors)) for rows in (~repeat, repeat))
-        self._check_cover(pieces, storages)
+        self._check_inside(pieces, storages)
+        for fault in cover_faults(
+            pieces.tensor, pieces.offsets, pieces.sizes, padded_shapes(self.tensors, dimensions)
+        ):
+            overlap = fault.overlapping_rows
+            refuse(self._overlap(pieces, storages, overlap) if overlap else explain(self._gap(pieces, fault)))
         return _storage_table(storages), pieces, replicas
 
-    def _check_cover(self, pieces: PieceTable, storages: IntArray) -> None:
-        dimensions = pieces.offsets.shape[1]
-        shapes = np.ones((len(self.tensors), dimensions), dtype=np.int64)
-        for number, tensor in enumerate(self.tensors):
-            shapes[number, : len(tensor.shape)] = tensor.shape
+    def _check_inside(self, pieces: PieceTable, storages: IntArray) -> None:
         ends = pieces.offsets + pieces.sizes
+        shapes = padded_shapes(self.tensors, pieces.offsets.shape[1])
         outside = np.flatnonzero(((pieces.offsets < 0) | (ends > shapes[pieces.tensor])).any(axis=1))
         if len(outside):
             row = int(outside[0])
@@ -324,27 +329,38 @@ class CheckpointBuilder:
                 found=_box_text(pieces, row, len(tensor.shape)),
                 hint="The file was written by another run, or its metadata is damaged.",
             )
-        for fault in cover_faults(pieces.tensor, pieces.offsets, pieces.sizes, shapes):
-            tensor = self.tensors[fault.owner]
-            if fault.overlapping_rows:
-                boxes = [_box_text(pieces, row, len(tensor.shape)) for row in fault.overlapping_rows]
-                files = [self.files[storages[pieces.storage[row], 0]].path for row in fault.overlapping_rows]
-                raise GeometryMismatch(
-                    f"pieces of tensor {tensor.name} {list(tensor.shape)} overlap: {boxes[0]} in {files[0]} and "
-                    f"{boxes[1]} in {files[1]}",
-                    tensor=tensor.name,
-                    file=files[1],
-                    hint="The files belong to different runs or world sizes; bring together those of one checkpoint.",
-                )
-            raise IncompleteCheckpoint(
-                f"{fault.missing_elements} of the {prod(tensor.shape)} elements of tensor {tensor.name} "
-                f"{list(tensor.shape)} are in no file",
-                tensor=tensor.name,
-                expected=f"pieces that cover {list(tensor.shape)}",
-                found=", ".join(_box_text(pieces, row, len(tensor.shape)) for row in pieces.rows(fault.owner)[:8])
-                or "no piece",
-                hint="A rank's file is missing from the folder or was written by another run.",
-            )
+
+    def _overlap(self, pieces: PieceTable, storages: IntArray, rows: tuple[int, int]) -> GeometryMismatch:
+        tensor = self.tensors[pieces.tensor[rows[0]]]
+        boxes = [_box_text(pieces, row, len(tensor.shape)) for row in rows]
+        files = [self.files[storages[pieces.storage[row], 0]].path for row in rows]
+        return GeometryMismatch(
+            f"pieces of tensor {tensor.name} {list(tensor.shape)} overlap: {boxes[0]} in {files[0]} and "
+            f"{boxes[1]} in {files[1]}",
+            tensor=tensor.name,
+            file=files[1],
+            hint="The files belong to different runs or world sizes; bring together those of one checkpoint.",
+        )
+
+    def _gap(self, pieces: PieceTable, fault: CoverFault) -> IncompleteCheckpoint:
+        tensor = self.tensors[fault.owner]
+        return IncompleteCheckpoint(
+            f"{fault.missing_elements} of the {prod(tensor.shape)} elements of tensor {tensor.name} "
+            f"{list(tensor.shape)} are in no file",
+            tensor=tensor.name,
+            expected=f"pieces that cover {list(tensor.shape)}",
+            found=", ".join(_box_text(pieces, row, len(tensor.shape)) for row in pieces.rows(fault.owner)[:8])
+            or "no piece",
+            hint="A rank's file is missing from the folder or was written by another run.",
+        )
+
+
+def padded_shapes(tensors: Sequence[TensorInfo], dimensions: int) -> IntArray:
+    """[tensors, dimensions]: their shapes, filled up with ones."""
+    shapes = np.ones((len(tensors), dimensions), dtype=np.int64)
+    for number, tensor in enumerate(tensors):
+        shapes[number, : len(tensor.shape)] = tensor.shape
+    return shapes
 
 
 @dataclass(frozen=True, slots=True)

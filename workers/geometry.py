@@ -5,7 +5,7 @@ Nothing here knows of files or formats. Boxes are (offsets, sizes) in elements, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -138,6 +138,40 @@ def _inside_row(shape: Shape, index: int, start: int, stop: int) -> Iterator[tup
         return
     for offsets, sizes in flat_range_boxes(shape[1:], start, stop):
         yield (index, *offsets), (1, *sizes)
+
+
+def uncovered_boxes(
+    shape: Shape, boxes: Iterable[tuple[Sequence[int], Sequence[int]]], *, most: int = 1000
+) -> list[tuple[Shape, Shape]]:
+    """Boxes (offsets, sizes) that make up what of a tensor of ``shape`` is in none of ``boxes``.
+
+    They don't overlap. Cutting ends early once there are more than ``most`` of them: what is returned is then more
+    than what is uncovered.
+    """
+    left = [((0,) * len(shape), tuple(shape))] if prod(shape) else []
+    for offsets, sizes in boxes:
+        if len(left) > most:
+            break
+        left = [rest for box in left for rest in _without(box, offsets, sizes)]
+    return left
+
+
+def _without(box: tuple[Shape, Shape], offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[Shape, Shape]]:
+    """What is left of a box without another one, cut dimension by dimension."""
+    shared = intersect(*box, offsets, sizes)
+    if shared is None:
+        yield box
+        return
+    start, size = list(box[0]), list(box[1])
+    for dim, (first, length) in enumerate(zip(*shared, strict=True)):
+        end = start[dim] + size[dim]
+        for begin, stop in ((start[dim], first), (first + length, end)):
+            if stop > begin:
+                yield (
+                    (*start[:dim], begin, *start[dim + 1 :]),
+                    (*size[:dim], stop - begin, *size[dim + 1 :]),
+                )
+        start[dim], size[dim] = first, length
 
 
 def same_box_as_previous(owner: NDArray[Any], offsets: IntArray, sizes: IntArray) -> NDArray[np.bool_]:

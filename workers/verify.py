@@ -1,34 +1,21 @@
-"""Prove results: a model against its manifest, its own index and config; two models against each other.
-
-Comparing is a plan whose parts are compared instead of written: the same blocks, the same readers.
-"""
+"""Prove results: a model against its manifest, its own index and config."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
-import numpy as np
 import xxhash
 
-from workers.arithmetic import NumpyArithmetic
-from workers.dtypes import ELEMENT_TYPES
 from workers.errors import Cancelled, CorruptFile, IncompleteCheckpoint, UnshardError
 from workers.manifest import DIGEST_PREFIX, MANIFEST_NAME, FileRecord, digest
-from workers.merge import Block, SourceReader, blocks_of
-from workers.plan import Plan
 from workers.safetensors_file import open_safetensors
 from workers.storage import Folder, FolderAddress, check_path, open_folder
 
 READ_BYTES = 4 << 20
-MOST_DIFFERENCES = 20
-"""Differences that a report names one by one."""
-THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +45,6 @@ class Report:
         }
 
 
-# --- one model -------------------------------------------------------------------------------------------------
 def prove_record(
     folder: Folder, record: FileRecord, parts: Sequence[tuple[int, int]], *, cancel: threading.Event | None = None
 ) -> None:
@@ -214,155 +200,3 @@ class _Model:
             self._problems.append(f"{path} is not JSON: {error}")
             return {}
         return content if isinstance(content, dict) else {}
-
-
-# --- two models ------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Difference:
-    target: int
-    elements: int
-    largest: float
-    first: int
-    """Row-major position of the first differing element."""
-    first_values: tuple[float, float]
-
-
-def compare_plans(a: Plan, b: Plan, *, atol: float = 0.0) -> Report:
-    """Compare what two sources make of themselves: names, dtypes, shapes and every element.
-
-    ``atol`` 0 means the same bits; otherwise floating-point elements may differ by that much.
-    """
-    problems = list(_structural_problems(a, b))
-    numbers_b = {(target.folder, target.name): number for number, target in enumerate(b.targets)}
-    shared = {
-        number: numbers_b[key]
-        for number, target in enumerate(a.targets)
-        if (key := (target.folder, target.name)) in numbers_b and _kind(a, number) == _kind(b, numbers_b[key])
-    }
-    differences = _compare_values(a, b, shared, atol)
-    problems += [_difference_text(a, difference) for difference in differences[:MOST_DIFFERENCES]]
-    if len(differences) > MOST_DIFFERENCES:
-        problems.append(f"… and {len(differences) - MOST_DIFFERENCES} more tensors differ")
-    return Report(
-        problems=tuple(problems),
-        tensors=len(shared),
-        bytes=sum(_bytes(a, number) for number in shared),
-        checks=("names, dtypes and shapes", "every bit" if atol == 0 else f"values within {atol:g}"),
-        details={"different_tensors": [a.targets[difference.target].name for difference in differences]},
-    )
-
-
-def _kind(plan: Plan, number: int) -> tuple[str, tuple[int, ...]]:
-    return plan.targets[number].expression.dtype, plan.targets[number].expression.shape
-
-
-def _bytes(plan: Plan, number: int) -> int:
-    dtype, shape = _kind(plan, number)
-    return ELEMENT_TYPES[dtype].size_bytes * prod(shape)
-
-
-def _structural_problems(a: Plan, b: Plan) -> Iterator[str]:
-    kinds = [{_full_name(plan, n): _kind(plan, n) for n in range(len(plan.targets))} for plan in (a, b)]
-    for one, other, label in ((kinds[0], kinds[1], "second"), (kinds[1], kinds[0], "first")):
-        missing = sorted(one.keys() - other.keys())
-        if missing:
-            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            yield f"the {label} model lacks {len(missing)} tensors: {', '.join(missing[:5])}{more}"
-    for name in sorted(kinds[0].keys() & kinds[1].keys()):
-        (dtype_a, shape_a), (dtype_b, shape_b) = kinds[0][name], kinds[1][name]
-        if (dtype_a, shape_a) != (dtype_b, shape_b):
-            yield f"tensor {name}: {dtype_a} {list(shape_a)} in the first, {dtype_b} {list(shape_b)} in the second"
-
-
-def _full_name(plan: Plan, number: int) -> str:
-    target = plan.targets[number]
-    return f"{target.folder}:{target.name}" if target.folder else target.name
-
-
-def _compare_values(a: Plan, b: Plan, shared: dict[int, int], atol: float) -> list[_Difference]:
-    found: dict[int, _Difference] = {}
-    lock = threading.Lock()
-    folders = [open_folder(plan.checkpoint.address) for plan in (a, b)]
-    readers = [
-        (plan, SourceReader(plan.checkpoint, folder, NumpyArithmetic()))
-        for plan, folder in zip((a, b), folders, strict=True)
-    ]
-
-    def compare(part: int) -> None:
-        for block in blocks_of(a.recipe, part):
-            if block.target in shared and (difference := _compare_block(readers, block, shared, atol)):
-                with lock:
-                    found[block.target] = _merged(found.get(block.target), difference)
-
-    try:
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(compare, range(len(a.layout.parts))):
-                pass
-    finally:
-        for folder in folders:
-            folder.close()
-    return [found[number] for number in sorted(found)]
-
-
-def _compare_block(
-    readers: Sequence[tuple[Plan, SourceReader]], block: Block, shared: dict[int, int], atol: float
-) -> _Difference | None:
-    values = []
-    for (plan, reader), target in zip(readers, (block.target, shared[block.target]), strict=True):
-        expression = plan.targets[target].expression
-        out = np.empty(block.sizes, dtype=ELEMENT_TYPES[expression.dtype].numpy_type)
-        expression.fill(out, block.offsets, SourceReader(plan.checkpoint, reader.folder, reader.arithmetic))
-        values.append(out.reshape(-1))
-    unequal = values[0] != values[1]
-    if not unequal.any():
-        return None
-    dtype, shape = _kind(readers[0][0], block.target)
-    numbers = [_as_numbers(value[unequal], dtype) for value in values]
-    with np.errstate(invalid="ignore"):
-        distance = np.abs(numbers[0] - numbers[1])
-    beyond = np.ones(distance.shape, dtype=bool) if atol == 0 else ~(distance <= atol)
-    if not beyond.any():
-        return None
-    first = int(np.flatnonzero(unequal)[np.flatnonzero(beyond)[0]])
-    start = int(np.ravel_multi_index(block.offsets, shape)) if shape else 0
-    position = int(np.flatnonzero(beyond)[0])
-    return _Difference(
-        target=block.target,
-        elements=int(beyond.sum()),
-        largest=float(np.nanmax(distance)) if not np.isnan(distance).all() else float("nan"),
-        first=start + first,
-        first_values=(float(numbers[0][position]), float(numbers[1][position])),
-    )
-
-
-def _as_numbers(elements: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    if dtype == "F64":
-        return elements.view(np.float64)
-    if dtype in ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"):
-        return NumpyArithmetic().as_float32(elements, dtype).astype(np.float64)
-    if dtype.startswith("I"):
-        return elements.view(np.dtype(f"i{elements.itemsize}")).astype(np.float64)
-    return elements.astype(np.float64)
-
-
-def _merged(before: _Difference | None, new: _Difference) -> _Difference:
-    if before is None:
-        return new
-    earliest = min(before, new, key=lambda difference: difference.first)
-    return _Difference(
-        target=new.target,
-        elements=before.elements + new.elements,
-        largest=max(before.largest, new.largest),
-        first=earliest.first,
-        first_values=earliest.first_values,
-    )
-
-
-def _difference_text(plan: Plan, difference: _Difference) -> str:
-    _, shape = _kind(plan, difference.target)
-    index = list(map(int, np.unravel_index(difference.first, shape))) if shape else []
-    a, b = difference.first_values
-    return (
-        f"tensor {_full_name(plan, difference.target)}: {difference.elements} of {prod(shape)} elements differ, "
-        f"by up to {difference.largest:g}; first at {index}: {a:g} and {b:g}"
-    )

@@ -1,4 +1,4 @@
-"""What isn't a job: formats, inspection, workers, health, metrics, and what a problem's type means."""
+"""What isn't a job: formats, workers, health, metrics, and what a problem's type means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from service.api.context import PROBLEMS, Context, Here, Reader
 from service.db.database import newest_revision
 from service.errors import PROBLEM_PATH, Problem
 from service.errors import PROBLEMS as PROBLEM_NAMES
-from service.jobs.submit import read_options
 from workers.formats import known_formats
 from workers.options import TargetFormat
 
@@ -27,14 +26,6 @@ def formats(_: Reader) -> schemas.Formats:
         write=list(get_args(TargetFormat)),
         options=schemas.options_schema(),
     )
-
-
-@router.post("/v1/inspect")
-def inspect_source(request: schemas.InspectRequest, here: Here, _: Reader) -> dict[str, Any]:
-    """Say what lies at a source, from its metadata."""
-    options = read_options(request.options)
-    source = here.places.check_source(request.source, options)
-    return here.planner.inspect(source, options, request.tensor)
 
 
 @router.get("/v1/workers")

@@ -15,7 +15,7 @@ FILES_SHOWN = 16
 
 def run_inspect(source: str, options: ConvertOptions, tensor: str | None, *, as_json: bool) -> int:
     """Print what the source is, or where one tensor of it lies."""
-    found = inspect(source, options, tensor=tensor).to_dict()
+    found = inspect(source, options).to_dict(tensor)
     if as_json:
         emit_json(found)
     elif found["tensor"] is not None:

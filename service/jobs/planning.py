@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.child import Channel, Child, told_status
+from service.jobs.looking import Look, look_into
 from service.logs import configure
 from service.room import Room
-from workers.convert import is_made, plan, plan_source
+from workers.convert import Compared, compare_sources, is_made, plan, plan_source
 from workers.errors import Cancelled, InsufficientResources, UnshardError
-from workers.inspect import inspect
 from workers.options import ConvertOptions
+from workers.verify_pairs import CompareLimits
 
 POLL_S = 0.1
 MOST_IDLE = 2
@@ -33,6 +34,9 @@ LARGEST_IDLE_BYTES = 1 << 30
 
 SPARE_CPU_S = 60
 """Processor time that a process may use beyond its limit on the clock, with its helpers' start-up."""
+
+SPARE_COMPARE_S = 5.0
+"""Time for the blocks of a comparison that are under way, and its answer, after its time is over."""
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +73,15 @@ class PlanningLimits:
     """The only trees of the file system that sources may be read from, also behind links; none given: all."""
 
 
+@dataclass(frozen=True, slots=True)
+class ComparingLimits:
+    """What a comparison of two checkpoints may take."""
+
+    time_s: float = 120.0
+    most_bytes: int = 8 << 30
+    """Of either; of larger ones only the metadata are compared."""
+
+
 class Planner:
     """The pool. Thread-safe; a process does one thing at a time."""
 
@@ -92,9 +105,15 @@ class Planner:
         """The summary of a plan whose destination was looked at; nothing is written."""
         return dict(self._asked(("preview", source, destination, options)))
 
-    def inspect(self, source: str, options: ConvertOptions, tensor: str | None) -> dict[str, Any]:
-        """What a source is; see ``workers.inspect``."""
-        return dict(self._asked(("inspect", source, options, tensor)))
+    def inspect(self, source: str, options: ConvertOptions, look: Look | None = None) -> bytes:
+        """What a source is, as JSON; see ``workers.inspect``."""
+        return bytes(self._asked(("inspect", source, options, look or Look())))
+
+    def compare(self, a: Compared, b: Compared, atol: float, limits: ComparingLimits) -> dict[str, Any]:
+        """Compare two sources as far as the limits let; see ``convert.compare_sources``."""
+        # It should end by itself before it is ended.
+        left_s = max(0.0, limits.time_s - SPARE_COMPARE_S)
+        return dict(self._asked(("compare", a, b, (atol, limits.most_bytes, left_s)), limits.time_s))
 
     def check(self, source: str, options: ConvertOptions, limit_s: float) -> None:
         """See whether a source can be converted; raises what ``plan_source`` does."""
@@ -233,8 +252,11 @@ def _do(within: tuple[str, ...], kind: str, *arguments: Any) -> Any:
         source, destination, options = arguments
         made = plan_source(source, options, within=within)
         return made.fingerprint if is_made(made, destination) else None
-    source, options, tensor = arguments
-    return inspect(source, options, tensor=tensor, within=within).to_dict()
+    if kind == "compare":
+        a, b, (atol, most, time_s) = arguments
+        limits = CompareLimits(most, time.monotonic() + time_s)
+        return compare_sources(a, b, atol=atol, limits=limits, within=within).to_dict()
+    return look_into(within, *arguments)
 
 
 def _limit(limit_s: float, memory_bytes: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -61,19 +62,19 @@ def test_a_source_that_hangs_its_reader_is_given_up_and_its_process_ended(planne
     watch = threading.Thread(target=lambda: seen.extend(eventually(lambda: processes_of(planner), "a process")))
     watch.start()
     with pytest.raises(TookTooLong, match="within 2 s") as caught:
-        planner.inspect(bomb, ConvertOptions(), None)
+        planner.inspect(bomb, ConvertOptions())
     assert time.monotonic() - began < 10
     watch.join()
     assert not is_running(seen[0])
     assert describe(caught.value)["kind"] == "timeout"
-    assert planner.inspect(str(CASE), ConvertOptions(), None)["format"]
+    assert json.loads(planner.inspect(str(CASE), ConvertOptions()))["format"]
 
 
 def test_the_time_of_a_reader_is_limited_by_the_system_too(planner, bomb):
     # As if the service had died: nobody looks at the clock. This limit leaves a second of the processor's time.
     child = planner._take()
     request = ("plan", bomb, ConvertOptions())
-    child.channel.send((1.0 - planning.SPARE_CPU_S, None, request))
+    child.channel.send((1.0 - planning.SPARE_CPU_S, None, (), request))
     assert child.status(30) == -signal.SIGXCPU
     with pytest.raises(TookTooLong):
         planner._answer(child, request, 1.0, lambda: False)
@@ -123,7 +124,7 @@ def test_errors_and_results_are_those_of_reading_in_the_own_process(planner, tmp
         planner.plan(str(broken), ConvertOptions(), threading.Event())
     assert caught.value.hint
     with pytest.raises(UnshardError):
-        planner.inspect(str(tmp_path / "none"), ConvertOptions(), None)
+        planner.inspect(str(tmp_path / "none"), ConvertOptions())
     summary = planner.preview(str(CASE), str(tmp_path / "model"), ConvertOptions())
     assert summary["tensors"] > 0
     assert len(processes_of(planner)) == 1
@@ -132,7 +133,7 @@ def test_errors_and_results_are_those_of_reading_in_the_own_process(planner, tmp
 def test_an_unexpected_fault_is_told_by_its_class_alone(planner):
     with pytest.raises(UnexpectedFault) as caught:
         planner._asked(("inspect",))
-    assert describe(caught.value)["message"] == "an unexpected fault of unshard: ValueError"
+    assert describe(caught.value)["message"] == "an unexpected fault of unshard: TypeError"
 
 
 def test_more_than_may_be_read_at_once_is_refused_for_now(planner, bomb):
@@ -140,7 +141,7 @@ def test_more_than_may_be_read_at_once_is_refused_for_now(planner, bomb):
 
     def inspect() -> None:
         try:
-            planner.inspect(bomb, ConvertOptions(), None)
+            planner.inspect(bomb, ConvertOptions())
         except (TookTooLong, Overloaded) as error:
             errors.append(error)
 
@@ -182,5 +183,5 @@ def test_the_service_answers_while_a_hostile_source_is_read(settings, bomb):
 
 def test_a_large_process_is_not_kept(planner, monkeypatch):
     monkeypatch.setattr(planning, "LARGEST_IDLE_BYTES", 1)
-    planner.inspect(str(CASE), ConvertOptions(), None)
+    planner.inspect(str(CASE), ConvertOptions())
     assert processes_of(planner) == []

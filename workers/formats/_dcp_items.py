@@ -25,6 +25,7 @@ from workers.geometry import IntArray, Shape, contiguous_strides
 from workers.pickles import TensorRecord, paused_collector
 from workers.safetensors_file import open_safetensors
 from workers.storage import FileEntry, Folder
+from workers.tolerance import refuse
 from workers.torch_file import TorchFile, open_torch_file, resolve
 
 ITEMS_AT_ONCE = 32
@@ -76,8 +77,8 @@ def add_tensors(
 ) -> None:
     """Add tensors of the DCP folder at ``prefix``; ``names`` goes from names there to names in the checkpoint.
 
-    Raises ``IncompleteCheckpoint`` for files that are missing or too short, ``CorruptFile`` for items that are no
-    tensors, and ``GeometryMismatch`` for those that are others than the metadata say.
+    Refuses with ``IncompleteCheckpoint`` files that are missing or too short. Raises ``CorruptFile`` for items that
+    are no tensors, and ``GeometryMismatch`` for those that are others than the metadata say.
     """
     numbers: dict[int, int] = {}
     for number, tensor in enumerate(metadata.tensors):
@@ -188,7 +189,7 @@ def _files(listing: Listing, prefix: str, metadata: DcpMetadata, numbers: Mappin
     missing = sorted(name for name, entry in entries.items() if entry is None)
     if missing:
         first = metadata.tensors[int(chunks.tensor[found[missing[0]][0]])].name
-        raise IncompleteCheckpoint(
+        error = IncompleteCheckpoint(
             f"{metadata.sources[0]} names {len(found)} files, of which {', '.join(missing[:8])} "
             f"{'is' if len(missing) == 1 else 'are'} missing; there is for example a part of tensor {first}",
             file=join(prefix, missing[0]),
@@ -197,20 +198,21 @@ def _files(listing: Listing, prefix: str, metadata: DcpMetadata, numbers: Mappin
             found="no such file",
             hint="Without a shared disk each node saves only its own ranks: copy all files together.",
         )
+        refuse(error)
     for name in sorted(found):
-        entry, rows = entries[name], found[name]
-        assert entry is not None  # noqa: S101 - checked above
-        _check_ends(metadata, entry, rows)
-        yield _File(entry, rows.tolist())
+        entry = entries[name]
+        if entry is not None:
+            yield _File(entry, _inside(metadata, entry, found[name]).tolist())
 
 
-def _check_ends(metadata: DcpMetadata, entry: FileEntry, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+def _inside(metadata: DcpMetadata, entry: FileEntry, rows: IntArray) -> IntArray:
+    """The rows whose items end inside of the file; others are refused."""
     chunks = metadata.chunks
     ends = chunks.offset[rows] + chunks.length[rows]
     beyond = rows[np.flatnonzero(ends > entry.size_bytes)]
     if len(beyond):
         tensor = metadata.tensors[int(chunks.tensor[beyond[0]])]
-        raise IncompleteCheckpoint(
+        error = IncompleteCheckpoint(
             f"{entry.path} is truncated: it has {entry.size_bytes} bytes, and {len(beyond)} items end behind them, up "
             f"to byte {int(ends.max())}; the first is a part of tensor {tensor.name}",
             file=entry.path,
@@ -219,6 +221,8 @@ def _check_ends(metadata: DcpMetadata, entry: FileEntry, rows: np.ndarray[tuple[
             found=f"{entry.size_bytes} bytes",
             hint=_REFETCH,
         )
+        refuse(error)
+    return rows[ends <= entry.size_bytes]
 
 
 def _item(metadata: DcpMetadata, row: int) -> Item:

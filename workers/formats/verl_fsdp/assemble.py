@@ -21,6 +21,7 @@ from workers.formats.verl_fsdp.folders import FSDP_CONFIG, RankFiles
 from workers.formats.verl_fsdp.ranks import RankTable, first_difference
 from workers.formats.verl_fsdp.reading import read_ranks
 from workers.options import ConvertOptions
+from workers.tolerance import has_refused
 
 _ONE_CHECKPOINT = "Bring together the files of one checkpoint: same run, same step, same role."
 
@@ -151,21 +152,21 @@ def _add(builder: CheckpointBuilder, table: RankTable, first: RankTable) -> None
 
 
 def _tables(builder: CheckpointBuilder, ranks: RankFiles) -> tuple[StorageTable, PieceTable, PieceTable]:
-    try:
-        return builder.tables()
-    except IncompleteCheckpoint as gap:
+    def explain(gap: IncompleteCheckpoint) -> IncompleteCheckpoint:
         if not ranks.missing:
-            raise
+            return gap
         count = sum(last - first + 1 for first, last in ranks.missing)
         of = f"{_spans(ranks)} of {ranks.world_size}, numbered from 0"
-        raise IncompleteCheckpoint(
+        return IncompleteCheckpoint(
             f"{ranks.missing_text()} {'is' if count == 1 else 'are'} missing ({of}): {gap.message}",
             file=ranks.missing_text().partition(" to ")[0].partition(",")[0],
             tensor=gap.tensor,
             expected=f"the files of {ranks.world_size} ranks",
             found=f"{len(ranks.files)} file{'s' if len(ranks.files) != 1 else ''}",
             hint=f"Without a shared disk each node saves only its own ranks: copy them together. {STILL_WRITING}",
-        ) from None
+        )
+
+    return builder.tables(explain)
 
 
 def _spans(ranks: RankFiles) -> str:
@@ -203,7 +204,7 @@ def _evidence(ranks: RankFiles, model: ModelFiles) -> tuple[str, ...]:
 
 def _notes(ranks: RankFiles, first: RankTable, replicas: PieceTable) -> tuple[str, ...]:
     notes = list(ranks.notes)
-    if ranks.missing:
+    if ranks.missing and not has_refused():
         notes.append(f"not there, and not needed: {ranks.missing_text()}; other ranks hold the same pieces")
     if len(replicas):
         notes.append(f"{len(replicas)} pieces are copies that other ranks hold, too; they must be equal")
