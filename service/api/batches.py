@@ -208,7 +208,7 @@ def cancel_batch(batch_id: str, here: Here, caller: BatchWriter, response: Respo
 @router.post("/{batch_id}:retry_failed")
 def retry_failed(batch_id: str, here: Here, caller: BatchWriter) -> schemas.Retried:
     """Queue all failed and cancelled jobs of a batch again; what their attempts finished is kept."""
-    found, requeued, busy = here.batches.retry_failed(batch_id, caller.only_owner)
+    found, requeued, busy = here.batches.retry_failed(batch_id, caller.only_owner, caller.max_queued)
     here.runner.wake()
     refused = [schemas.Busy(job_id=job_id, busy_with=other) for job_id, other in busy.items()]
     return schemas.Retried(batch=batch_answer(found), requeued=requeued, not_requeued=refused)

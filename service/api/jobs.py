@@ -127,6 +127,9 @@ def cancel(job_id: str, here: Here, caller: Writer, response: Response) -> schem
 @router.post("/{job_id}:retry")
 def retry(job_id: str, here: Here, caller: Writer, request: schemas.RetryRequest = DEFAULT_RETRY) -> schemas.Job:
     """Queue a failed or cancelled job again; files that an earlier attempt finished are kept, unless from scratch."""
-    told = job_answer(here.store.retry(job_id, caller.only_owner, from_scratch=request.from_scratch))
+    queued = here.store.retry(
+        job_id, caller.only_owner, from_scratch=request.from_scratch, max_queued=caller.max_queued
+    )
+    told = job_answer(queued)
     here.runner.wake()
     return told

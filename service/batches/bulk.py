@@ -9,12 +9,11 @@ from sqlalchemy import Connection, RowMapping, Select, bindparam, insert, select
 
 from service.db.tables import LEASED_STATES, LIVE_STATES, events, jobs
 from service.jobs.records import JsonObject, now, spelled
-from service.jobs.store import busy_destinations
+from service.jobs.store import RETRIABLE_STATES, busy_destinations, require_room
 from service.webhooks.job_events import tell_changed
 from service.webhooks.outbox import Happening
 
 CANCELLED, CANCELLING = "cancelled", "cancelling"
-RETRIABLE_STATES = ("failed", "cancelled")
 
 
 def cancel_live(connection: Connection, batch_id: str) -> int:
@@ -34,14 +33,18 @@ def cancel_queued_before(connection: Connection, batch_id: str, moment: str, rea
     return len(rows)
 
 
-def requeue_failed(connection: Connection, batch_id: str) -> tuple[int, dict[str, str]]:
-    """Queue the failed and cancelled jobs of a batch again, as a retry of each would.
+def requeue_failed(
+    connection: Connection, batch_id: str, owner: str, max_queued: int | None
+) -> tuple[int, dict[str, str]]:
+    """Queue the failed and cancelled jobs of a batch of this owner again, as a retry of each would.
 
+    ``TooManyQueued`` when the owner may not have all of them waiting.
     The number of those, and of the jobs whose destination another live job has by now the ids, with that job's.
     """
     rows = _locked(connection, _of(batch_id).where(jobs.c.state.in_(RETRIABLE_STATES)))
     busy = busy_destinations(connection, [row["destination"] for row in rows])
     ready = [row for row in rows if row["destination"] not in busy]
+    require_room(connection, owner, len(ready), max_queued)
     moment = now()
     fresh: JsonObject = {"error": None, "progress": None, "warnings": [], "losses": 0, "not_before": None}
     fresh |= {"state": "queued", "state_times": {"queued": spelled(moment)}, "updated_at": moment}

@@ -174,19 +174,24 @@ class BatchStore:
                 cancel_live(connection, batch_id)
             return _get(connection, batch_id)
 
-    def retry_failed(self, batch_id: str, owner: str | None = None) -> tuple[Batch, int, dict[str, str]]:
+    def retry_failed(
+        self, batch_id: str, owner: str | None = None, max_queued: int | None = None
+    ) -> tuple[Batch, int, dict[str, str]]:
         """Queue failed and cancelled jobs again; see ``bulk.requeue_failed`` for the two numbers."""
         try:
-            return self._retry_failed(batch_id, owner)
+            return self._retry_failed(batch_id, owner, max_queued)
         except IntegrityError:
-            return self._retry_failed(batch_id, owner)
+            # A job took one of the destinations in this very moment: now it can be seen.
+            return self._retry_failed(batch_id, owner, max_queued)
 
-    def _retry_failed(self, batch_id: str, owner: str | None) -> tuple[Batch, int, dict[str, str]]:
+    def _retry_failed(
+        self, batch_id: str, owner: str | None, max_queued: int | None
+    ) -> tuple[Batch, int, dict[str, str]]:
         with self._database.write() as connection:
             row = _row(connection, batch_id, owner, lock=True)
             if row["state"] == "cancelling":
                 raise BatchState(batch_id, row["state"], ("running", *ENDED_STATES))
-            requeued, busy = requeue_failed(connection, batch_id)
+            requeued, busy = requeue_failed(connection, batch_id, row["owner"], max_queued)
             if requeued:
                 _set(connection, batch_id, state="running", ended_at=None, tally=None)
             return _get(connection, batch_id), requeued, busy

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, sele
 from sqlalchemy.exc import IntegrityError
 
 from service.db.database import Database
-from service.db.tables import LIVE_STATES, TERMINAL_STATES, events, jobs
+from service.db.tables import LIVE_STATES, TERMINAL_STATES, events, jobs, tokens
 from service.ids import is_id, reserve_ids
 from service.jobs.keys import Replay, RequestKey, remember, replayed
 from service.jobs.records import (
@@ -28,6 +28,8 @@ from service.jobs.records import (
     spelled,
 )
 from service.webhooks.job_events import tell_created
+
+RETRIABLE_STATES = ("failed", "cancelled")
 
 
 class JobNotFound(Exception):
@@ -187,11 +189,19 @@ class JobStore:
         with self._database.write() as connection:
             return cancel_job(connection, job_id, owner)
 
-    def retry(self, job_id: str, owner: str | None = None, *, from_scratch: bool = False) -> Job:
-        """Queue a failed or cancelled job again; what its attempts finished is kept unless ``from_scratch``."""
+    def retry(
+        self, job_id: str, owner: str | None = None, *, from_scratch: bool = False, max_queued: int | None = None
+    ) -> Job:
+        """Queue a failed or cancelled job again; what its attempts finished is kept unless ``from_scratch``.
+
+        ``TooManyQueued`` when its owner has as many waiting as it may.
+        """
         try:
             with self._database.write() as connection:
-                return retry_job(connection, job_id, owner, from_scratch=from_scratch)
+                job = _get(connection, job_id, owner)
+                if job.state in RETRIABLE_STATES:
+                    require_room(connection, job.owner, 1, max_queued)
+                return _retry(connection, job_id, from_scratch=from_scratch)
         except IntegrityError:
             with self._database.read() as connection:
                 _refuse_busy(connection, _get(connection, job_id).destination)
@@ -256,6 +266,8 @@ def require_room(connection: Connection, owner: str, count: int, max_queued: int
     """Refuse with ``TooManyQueued`` when ``count`` more jobs of this owner would be more than may wait."""
     if max_queued is None:
         return
+    # One request of an owner at a time, so that no two take the last place: who has a limit is a token.
+    connection.execute(select(tokens.c.id).where(tokens.c.id == owner).with_for_update())
     waiting = select(func.count()).where(jobs.c.owner == owner, jobs.c.state == "queued")
     if connection.execute(waiting).scalar_one() + count > max_queued:
         raise TooManyQueued(max_queued)
@@ -268,32 +280,24 @@ def cancel_job(connection: Connection, job_id: str, owner: str | None = None) ->
     if job.is_terminal or job.state == "cancelling":
         return job
     state = "cancelled" if job.state == "queued" else "cancelling"
-    values = enter(connection, job_id, state)
-    found = connection.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == job.state).values(**values))
-    if found.rowcount:
-        append_event(connection, job_id, f"job.{state}", {})
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**enter(connection, job_id, state)))
+    append_event(connection, job_id, f"job.{state}", {})
     return _get(connection, job_id)
 
 
-def retry_job(connection: Connection, job_id: str, owner: str | None = None, *, from_scratch: bool = False) -> Job:
-    """Queue a failed or cancelled job again; see ``JobStore.retry``."""
-    job = _get(connection, job_id, owner)
-    allowed = tuple(state for state in TERMINAL_STATES if state != "succeeded")
-    if job.state not in allowed:
-        raise WrongState(job, allowed)
+def _retry(connection: Connection, job_id: str, *, from_scratch: bool) -> Job:
+    job = _get(connection, job_id, lock=True)
+    if job.state not in RETRIABLE_STATES:
+        raise WrongState(job, RETRIABLE_STATES)
     _refuse_busy(connection, job.destination)
     moment = now()
     fresh: JsonObject = {"error": None, "progress": None, "warnings": [], "losses": 0, "updated_at": moment}
     fresh["not_before"] = None
     if from_scratch:
         fresh["options"] = {**job.options, "resume": False}
-    found = connection.execute(
-        update(jobs)
-        .where(jobs.c.id == job_id, jobs.c.state == job.state)
-        .values(state="queued", state_times={"queued": spelled(moment)}, **fresh)
-    )
-    if found.rowcount:
-        append_event(connection, job_id, "job.requeued", {"reason": "retry", "from_scratch": from_scratch})
+    fresh |= {"state": "queued", "state_times": {"queued": spelled(moment)}}
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**fresh))
+    append_event(connection, job_id, "job.requeued", {"reason": "retry", "from_scratch": from_scratch})
     return _get(connection, job_id)
 
 

@@ -106,6 +106,16 @@ def test_a_batch_ends_with_its_last_job_and_tells_so_once(made, heard):
     )
 
 
+def test_a_batch_is_not_queued_again_beyond_what_its_owner_may_have_waiting(made):
+    batch = made.batch("/a", "/b")
+    made.batches.cancel(batch.id)
+    made.keeper.keep()
+    with pytest.raises(TooManyQueued):
+        made.batches.retry_failed(batch.id, "a", max_queued=1)
+    assert made.counts(batch) == {"total": 2, "cancelled": 2}
+    assert made.batches.retry_failed(batch.id, "a", max_queued=2)[1] == 2
+
+
 def test_several_keepers_at_once_end_a_batch_once(made, heard, database):
     for number in range(4):
         made.batch(f"/{number}")

@@ -12,13 +12,23 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from service.access.tokens import NewToken, TokenStore
 from service.db.database import Database, newest_revision
 from service.db.tables import metadata
 from service.jobs import leases as leases_module
 from service.jobs import records
 from service.jobs.leases import LeaseLost, LeaseRules, Leases
 from service.jobs.records import NewJob, now
-from service.jobs.store import BusyDestination, JobFilter, JobStore, cancel_job
+from service.jobs.store import (
+    BusyDestination,
+    JobFilter,
+    JobStore,
+    Submission,
+    TooManyQueued,
+    cancel_job,
+    insert_jobs,
+    require_room,
+)
 from workers.errors import InvalidOption, StorageError
 
 EXPIRED = LeaseRules(timedelta(seconds=-1), max_attempts=2)
@@ -187,6 +197,42 @@ def test_the_history_of_progress_begins_again_with_a_new_plan(store, database):
     leases.planned(lease, {}, {"files": []}, b"")
     _, events = store.events(job.id, 0, 100)
     assert "job.progress" not in [event.type for event in events]
+
+
+def limited(database, max_queued=1):
+    token, _ = TokenStore(database).create(NewToken("training", ("jobs:write",), "administrator"))
+    return token.id, Submission(max_queued=max_queued)
+
+
+def test_two_requests_at_once_do_not_both_take_the_last_place_of_an_owner(store, database):
+    owner, how = limited(database)
+    refused = []
+
+    def second():
+        try:
+            store.create(new("/b", owner=owner), how)
+        except TooManyQueued as error:
+            refused.append(error)
+
+    other = threading.Thread(target=second)
+    with database.write() as connection:
+        require_room(connection, owner, 1, 1)
+        insert_jobs(connection, [new("/a", owner=owner)])
+        other.start()
+        other.join(0.3)
+    other.join(30)
+    assert len(refused) == 1
+
+
+def test_a_retry_takes_a_place_in_the_queue_like_a_new_job(store, database):
+    owner, how = limited(database)
+    first = store.create(new("/a", owner=owner), how)
+    store.cancel(first.id)
+    second = store.create(new("/b", owner=owner), how)
+    with pytest.raises(TooManyQueued):
+        store.retry(first.id, owner, max_queued=1)
+    store.cancel(second.id)
+    assert store.retry(first.id, owner, max_queued=1).state == "queued"
 
 
 def test_a_busy_destination_is_free_again_after_the_end(store):
