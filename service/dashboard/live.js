@@ -10,12 +10,14 @@ const PATH = "/v1/events";
 const POLL_MS = 2000;
 const RETRY_MS = [500, 1000, 2000, 5000];
 const POLLED_JOBS = 100;
+const MOST_SEEN = 2000;
 
 /** "connecting", "live" (stream), "polling" or "offline". */
 export const connection = signal("connecting");
 
 const jobListeners = new Set();
 const gapListeners = new Set();
+const seen = new Map();
 let stopped = null;
 let lastId = "";
 let failures = 0;
@@ -32,8 +34,21 @@ export function onGap(listener) {
   return () => gapListeners.delete(listener);
 }
 
+/**
+ * The newest that is known of a job: an answer and the stream may overtake each other.
+ * @param {import("./types.js").Job} job
+ */
+export function newest(job) {
+  const known = seen.get(job.id);
+  if (known && Date.parse(known.updated_at) > Date.parse(job.updated_at)) return known;
+  if (seen.size > MOST_SEEN) seen.clear();
+  seen.set(job.id, job);
+  return job;
+}
+
 /** Tell the page what an answer of the service says of a job, without waiting for the stream to say it. */
-export function tellJob(job) {
+export function tellJob(told) {
+  const job = newest(told);
   for (const listener of [...jobListeners]) listener(job);
 }
 

@@ -10,6 +10,8 @@ import { pageOf } from "./pages.js";
 import { place, takeLinks } from "./router.js";
 import { useSignal } from "./store.js";
 
+const FOCUS_MS = 5000;
+
 function App() {
   const { path, query } = useSignal(place);
   const signedIn = useSignal(session);
@@ -42,7 +44,12 @@ function useHeadingFocus(path, Page) {
   useEffect(() => {
     if (!Page || first.current === path) return;
     first.current = path;
-    document.querySelector("main h1")?.focus({ preventScroll: true });
+    const focus = () => document.querySelector("main h1")?.focus({ preventScroll: true });
+    focus();
+    // What stands for a page while it loads goes away with its heading.
+    const watcher = new MutationObserver(() => { if (document.activeElement === document.body) focus(); });
+    watcher.observe(document.getElementById("main"), { childList: true, subtree: true });
+    setTimeout(() => watcher.disconnect(), FOCUS_MS);
   }, [path, Page]);
 }
 

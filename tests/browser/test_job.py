@@ -99,7 +99,7 @@ def test_the_rates_of_the_past_are_there_for_whoever_comes_later(service, play, 
 def test_the_map_tells_of_each_tensor_by_pointer_by_keys_and_in_a_table(service, play, open_page):
     job = submitted(service, "succeeded")
     page = open_page(f"{service.url}/jobs/{job['id']}")
-    page.wait_for_selector("#map-tensor", state="attached")
+    page.wait_for_selector("#map-tensor[data-ready]", state="attached")
     bar = page.locator(".map canvas").first
     bar.hover(position={"x": 4, "y": 6})
     expect(page.locator(".detail code").first).to_have_text("model.embed_tokens.weight")

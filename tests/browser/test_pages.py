@@ -137,7 +137,7 @@ def test_the_keyboard_alone_leads_from_the_list_into_a_job_and_its_tensors(busy,
     assert seen[-1] == f"/jobs/{ids['succeeded']}"
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_be_focused()
-    page.wait_for_selector("#map-tensor", state="attached")
+    page.wait_for_selector("#map-tensor[data-ready]", state="attached")
     page.locator(".map").focus()
     page.keyboard.press("Home")
     first = page.locator("#map-tensor").text_content()

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "../vendor/htm-preact-standalone.mjs";
 import { call, query } from "../api.js";
-import { onGap, onJob } from "../live.js";
+import { newest, onGap, onJob } from "../live.js";
 import { GROUPS } from "../states.js";
 
 const PAGE = 100;
@@ -81,6 +81,7 @@ function loader(filter, spelled, setState) {
     try {
       const page = await call(pathOf(filter, Math.min(known, MOST_AGAIN)));
       if (number !== asked) return;
+      page.items = page.items.map(newest);
       setState((before) => {
         const older = before.spelled === spelled && before.jobs ? before.jobs.filter((job) => job.id < lastId(page.items)) : [];
         const jobs = page.next_cursor ? [...page.items, ...older] : page.items;

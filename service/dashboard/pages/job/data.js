@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "../../vendor/htm-preact-standalone.mjs";
 import { call, pagesOf } from "../../api.js";
-import { connection, onGap, onJob } from "../../live.js";
+import { connection, newest, onGap, onJob } from "../../live.js";
 import { isTerminal } from "../../states.js";
 import { tensorTable } from "./tensors.js";
 
@@ -20,7 +20,7 @@ const TENSOR_PAGE = 5000;
 export function useJob(id) {
   const [state, setState] = useState({ job: null, problem: null });
   const load = useMemo(() => () => call(`/v1/jobs/${id}`).then(
-    (job) => setState({ job, problem: null }),
+    (job) => setState({ job: newest(job), problem: null }),
     (problem) => setState((known) => (known.job && problem.status !== 404 ? known : { job: null, problem })),
   ), [id]);
   useEffect(() => {

@@ -41,8 +41,8 @@ export function ShardMap({ shards, table, job }) {
     <div class="map" ref=${box} tabindex="0" role="listbox" aria-label=${`Tensors of ${shards.length} output files; arrow keys go from one to the next`}
         aria-activedescendant=${selected >= 0 ? "map-tensor" : undefined} onKeyDown=${onKeyDown}
         onFocus=${(event) => { if (table && selected < 0 && event.target.matches(":focus-visible")) select(0); }}>
-      ${table && html`<div role="option" id="map-tensor" class="quiet" aria-selected=${selected >= 0 ? "true" : "false"} aria-setsize=${table.count}
-        aria-posinset=${selected + 1 || 1}>${selected >= 0 ? described(table, selected) : "No tensor is chosen"}</div>`}
+      <div role="option" id="map-tensor" class="quiet" aria-selected=${selected >= 0 ? "true" : "false"} aria-setsize=${table?.count ?? 1} data-ready=${table ? "true" : undefined}
+        aria-posinset=${selected + 1 || 1}>${selected >= 0 ? described(table, selected) : "No tensor is chosen"}</div>
       <div class="rows" role="presentation" style=${{ height: `${shards.length * row}px` }}>
         ${shards.slice(first, last).map((shard, place) => {
           const file = first + place;
