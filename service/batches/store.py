@@ -151,8 +151,9 @@ class BatchStore:
         self, batch_id: str, after: int, limit: int, states: Sequence[str] = (), owner: str | None = None
     ) -> list[BatchItem]:
         """Items in their order, from behind a position; ``refused`` counts as a state beside those of jobs."""
+        already_there = jobs.c.result["already_there"].as_boolean()  # a result lists all files of a model
         query = (
-            select(batch_items, jobs.c.state, jobs.c.result, jobs.c.error.label("job_error"))
+            select(batch_items, jobs.c.state, already_there.label("already_there"), jobs.c.error.label("job_error"))
             .select_from(batch_items.outerjoin(jobs, jobs.c.id == batch_items.c.job_id))
             .where(batch_items.c.batch_id == batch_id, batch_items.c.position > after)
             .order_by(batch_items.c.position)
@@ -304,6 +305,6 @@ def _tallies(connection: Connection, rows: Sequence[RowMapping]) -> dict[str, Ta
 
 def _item(row: RowMapping) -> BatchItem:
     state = "refused" if row["job_id"] is None else row["state"]
-    already_there = bool((row["result"] or {}).get("already_there"))
+    already_there = bool(row["already_there"])
     error = row["error"] or row["job_error"]
     return BatchItem(row["position"], row["source"], row["destination"], row["job_id"], state, already_there, error)

@@ -144,6 +144,11 @@ class Changes:
                 log.warning("the job store does not answer", exc_info=True)
                 await asyncio.sleep(AWAY_PAUSE_S)
                 continue
+            except Exception:
+                # Else whoever listens would hear nothing more, and never know.
+                log.exception("the feed stumbled and goes on")
+                await asyncio.sleep(AWAY_PAUSE_S)
+                continue
             for change in found:
                 for listener in list(self._listeners):
                     listener.offer(change)

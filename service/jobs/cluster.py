@@ -189,7 +189,12 @@ class RayConversions:
         """Start the process, listen to it, and begin a new one when it has ended."""
         pause = FIRST_RETRY_S
         while not self._closed.is_set():
-            was_ok = self._serve_once()
+            was_ok = False
+            try:
+                was_ok = self._serve_once()
+            except Exception as error:
+                log.exception("the process that drives Ray could not be started or understood")
+                self._forget(f"the process that drives Ray could not be used: {type(error).__name__}")
             if self._closed.is_set():
                 return
             log.warning("the cluster is not available: %s", self._state[1])
@@ -202,14 +207,15 @@ class RayConversions:
         was_ok = False
         with self._lock:
             self._child = child
+        status = None
         try:
             child.channel.send(self._options)
             while child.channel.waits(SILENCE_S):
                 was_ok = self._take(*child.channel.receive()) or was_ok
         except (EOFError, OSError):
-            pass
-        status = child.status(0.5)
-        child.kill()
+            status = child.status(0.5)
+        finally:
+            child.kill()
         self._forget(f"the process that drives Ray {told_status(status)}")
         return was_ok
 

@@ -139,8 +139,8 @@ class JobStore:
         return job_of(row) if row is not None and row["request_digest"] == new.request_digest else None
 
     def page(self, wanted: JobFilter, limit: int, before: str | None = None) -> list[Job]:
-        """Jobs from the newest on; ``before`` is the id of the last job of the page before."""
-        query = _filtered(select(jobs), wanted).order_by(jobs.c.id.desc()).limit(limit)
+        """Jobs from the newest on, without their plans; ``before`` is the id of the last job of the page before."""
+        query = _filtered(select(*SNAPSHOT), wanted).order_by(jobs.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(jobs.c.id < before)
         with self._database.read() as connection:

@@ -65,3 +65,21 @@ def test_how_a_process_ended_is_told_in_words():
     assert told_status(-99) == "was ended by signal 99"
     assert told_status(3) == "ended with status 3"
     assert told_status(None) == "stopped answering"
+
+
+def test_a_driver_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
+    conversions = RayConversions(Settings(data_dir=tmp_path), Planner())
+    tried = []
+
+    def start(_function):
+        tried.append(1)
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("service.jobs.cluster.Child", start)
+    monkeypatch.setattr("service.jobs.cluster.FIRST_RETRY_S", 0.01)
+    conversions.start()
+    try:
+        eventually(lambda: len(tried) > 1, "it is tried again")
+        assert conversions.state() == ("failed", "the process that drives Ray could not be used: OSError")
+    finally:
+        conversions.close()

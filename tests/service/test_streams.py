@@ -338,3 +338,25 @@ def test_a_filter_says_the_same_of_a_job_here_and_in_the_database(database):
     assert len(everything) == 3
     for wanted in FILTERS:
         assert store.page(wanted, 100) == [job for job in everything if fits(job, wanted)], wanted
+
+
+def test_a_fault_in_the_feed_does_not_silence_it(database, monkeypatch):
+    monkeypatch.setattr("service.jobs.changes.AWAY_PAUSE_S", 0.01)
+    store = JobStore(database)
+    spelled = []
+
+    def spell(job):
+        spelled.append(job.id)
+        if len(spelled) == 1:
+            raise ValueError("a fault")
+        return "{}"
+
+    async def heard():
+        changes = Changes(database, spell)
+        with changes.listening(lambda _: True) as listener:
+            made = await asyncio.to_thread(store.create, NewJob("/in", "/out", {}, {}))
+            assert [change.id for change in await listener.wait(15)] == [made.id]
+        changes.close()
+
+    asyncio.run(heard())
+    assert len(spelled) == 2
