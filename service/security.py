@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -150,7 +151,8 @@ class Gate:
             raise _too_large(limit_bytes)
         body = await _read(receive, limit_bytes)
         if body.count(b"[") + body.count(b"{") > self._settings.max_json_depth:
-            _check_depth(body, self._settings.max_json_depth)
+            # Not on the event loop, where a long body would hold up everybody else's answers.
+            await run_in_threadpool(_check_depth, body, self._settings.max_json_depth)
         if body:
             _check_kind(headers)
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -165,13 +167,11 @@ async def _read(receive: Receive, limit_bytes: int) -> bytes:
     body = bytearray()
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Problem("bad-request", "the request ended within its body", hint="Send it again.")
         body += message.get("body", b"")
         if len(body) > limit_bytes:
-            raise Problem(
-                "payload-too-large",
-                f"the body is larger than {limit_bytes} bytes",
-                hint="Send less at a time.",
-            )
+            raise _too_large(limit_bytes)
         if not message.get("more_body"):
             return bytes(body)
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import httpx
 import pytest
 
+from service import app as application
+from service.app import create_app
+from service.batches.keeper import Keeper
 from service.client import ApiError, Client, Unreachable
 from service.errors import PROBLEMS
-from tests.service.conftest import TOKEN, eventually, running
+from service.jobs.retention import Janitor
+from service.jobs.runner import Runner
+from service.watches.watcher import Watcher
+from service.webhooks.deliverer import Deliverer
+from tests.service.conftest import TOKEN, FakeConverter, eventually, running
 
 CASES = Path(__file__).parent.parent / "cases" / "verl-fsdp"
 CASE = CASES / "llama-gqa-fsdp2-ws2" / "input"
@@ -303,3 +311,13 @@ def test_a_service_that_is_not_there_is_named():
         assert not client.ready()
         with pytest.raises(Unreachable, match=r"no service answers at http://127\.0\.0\.1:9"):
             client.jobs()
+
+
+def test_all_that_runs_by_itself_is_stopped_at_the_same_time(settings, monkeypatch):
+    context = create_app(settings, run_conversion=FakeConverter()).state.context
+    parts = (Runner, Watcher, Keeper, Janitor, Deliverer)
+    together = threading.Barrier(len(parts))
+    for part in parts:
+        monkeypatch.setattr(part, "stop", lambda _: together.wait(10))
+    application._stop(context)
+    assert not together.broken

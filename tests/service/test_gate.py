@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 
 import pytest
 from pydantic import SecretStr
 
+from service import security
 from service import server as serving
+from service.errors import Problem
 from tests.service.conftest import TOKEN, running
 from tests.service.test_api import BODY, assert_problem
 
@@ -111,3 +114,13 @@ def test_no_proxy_is_believed_that_is_not_listed(settings, monkeypatch, tmp_path
         serving.serve(settings.model_copy(update=more))
     assert [config.proxy_headers for config in configs] == [False, True]
     assert configs[1].forwarded_allow_ips == ["10.0.0.0/8"]
+
+
+def test_a_body_whose_sender_went_away_is_not_taken_for_a_whole_one():
+    messages = [{"type": "http.request", "body": b"{}", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive():
+        return messages.pop(0)
+
+    with pytest.raises(Problem, match="ended within its body"):
+        asyncio.run(security._read(receive, 100))
