@@ -68,6 +68,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "target-not-allowed": (403, "Webhooks may not be sent to this address"),
     "too-many-queued": (429, "Too many jobs wait already"),
     "too-many-streams": (429, "Too many streams are open already"),
+    "too-many-watches": (409, "There are as many watches as may be"),
     "too-many-webhooks": (409, "There are as many webhooks as may be"),
     "unauthenticated": (401, "A token is needed"),
     "unavailable": (503, "A part of the service does not answer"),

@@ -340,11 +340,11 @@ class Node(BaseModel):
 
 
 class Doing(BaseModel):
-    """A piece of work at this moment."""
+    """A piece of work at this moment; all null when it is for somebody else's job."""
 
-    job_id: str
-    attempt: str
-    file: Annotated[str, Field(description="The output file.")]
+    job_id: str | None = None
+    attempt: str | None = None
+    file: Annotated[str | None, Field(description="The output file.")] = None
 
 
 class Worker(BaseModel):

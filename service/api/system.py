@@ -29,10 +29,17 @@ def formats(_: Reader) -> schemas.Formats:
 
 
 @router.get("/v1/workers")
-def workers(here: Here, _: Reader) -> schemas.Workers:
-    """Show the cluster and what each worker does."""
+def workers(here: Here, caller: Reader) -> schemas.Workers:
+    """Show the cluster and what each worker does. That one works for somebody else is told, but not at what."""
     state, detail = here.conversions.state()
-    return schemas.Workers.model_validate({"state": state, "detail": detail, **here.conversions.describe()})
+    told = schemas.Workers.model_validate({"state": state, "detail": detail, **here.conversions.describe()})
+    if caller.only_owner is None:
+        return told
+    doing = {work.job_id for worker in told.items for work in worker.doing if work.job_id is not None}
+    own = here.store.owned(sorted(doing), caller.only_owner)
+    for worker in told.items:
+        worker.doing = [work if work.job_id in own else schemas.Doing() for work in worker.doing]
+    return told
 
 
 @router.get("/healthz", include_in_schema=False)

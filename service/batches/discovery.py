@@ -47,7 +47,10 @@ def discover(prefix: str, pattern: Pattern, profile: str | None = None) -> list[
     found = look_for(prefix, pattern, profile)
     if not found:
         folder = open_folder(FolderAddress(prefix, profile))
-        raise _nothing_fits(folder.subfolders(), prefix, pattern)
+        try:
+            raise _nothing_fits(folder.subfolders(), prefix, pattern)
+        finally:
+            folder.close()
     return found
 
 

@@ -207,6 +207,12 @@ class JobStore:
                 _refuse_busy(connection, _get(connection, job_id).destination)
             raise
 
+    def owned(self, job_ids: Sequence[str], owner: str) -> set[str]:
+        """Those of these jobs that are this owner's."""
+        query = select(jobs.c.id).where(jobs.c.id.in_(job_ids), jobs.c.owner == owner)
+        with self._database.read() as connection:
+            return set(connection.execute(query).scalars())
+
     def counts(self, owner: str | None = None) -> dict[str, int]:
         """Jobs by state."""
         query = select(jobs.c.state, func.count()).group_by(jobs.c.state)

@@ -188,7 +188,10 @@ def _listing(source: str, profile: str | None) -> str | UnshardError | None:
     """A digest of the names, sizes and versions of all files; None without any, an error where it can't be had."""
     try:
         folder = open_folder(FolderAddress(source, profile))
-        entries = folder.list()
+        try:
+            entries = folder.list()
+        finally:
+            folder.close()
     except UnshardError as error:
         return error
     if not entries:

@@ -16,6 +16,9 @@ from service.jobs.records import JsonObject, now
 from service.watches.records import NewWatch, Watch, WatchItem, watch_of
 from workers.errors import InputError
 
+MOST_PER_OWNER = 100
+"""A few threads look at all watches in turn: one owner should not keep the others waiting."""
+
 
 class WatchNotFound(InputError):
     """There is no watch of this id, or none for this caller."""
@@ -24,6 +27,16 @@ class WatchNotFound(InputError):
 
     def __init__(self, watch_id: str) -> None:
         super().__init__(f"there is no watch {watch_id}", hint="GET /v1/watches lists the watches.")
+
+
+class TooManyWatches(InputError):
+    """An owner has as many as it may."""
+
+    code = "too-many-watches"
+
+    def __init__(self) -> None:
+        message = f"{MOST_PER_OWNER} watches of this token are there already, and more may not be"
+        super().__init__(message, hint="Delete some, or let one of them look with a wider pattern.")
 
 
 class WatchPaused(InputError):
@@ -53,7 +66,10 @@ class WatchStore:
         self._database = database
 
     def create(self, new: NewWatch, key: RequestKey | None = None, answer: Answer = _brief) -> Watch | Replay:
-        """Store a watch, whose first look is due at once, or find what the same key was answered before."""
+        """Store a watch, whose first look is due at once, or find what the same key was answered before.
+
+        ``TooManyWatches`` when its owner has enough, ``KeyReused`` for a key's other request.
+        """
         try:
             return self._create(new, key, answer)
         except IntegrityError:
@@ -68,6 +84,9 @@ class WatchStore:
             earlier = replayed(connection, key) if key else None
             if earlier is not None:
                 return earlier
+            count = select(func.count()).where(watches.c.owner == new.owner)
+            if connection.execute(count).scalar_one() >= MOST_PER_OWNER:
+                raise TooManyWatches
             connection.execute(insert(watches).values(id=watch_id, state="active", **values, **times))
             made = _get(connection, watch_id)
             if key is not None:

@@ -192,3 +192,12 @@ def test_a_checkpoint_that_is_uploaded_object_by_object_is_converted_once(s3, mo
         assert submitted["source"] == f"{url}/run/global_step_4"
         assert service.client.job(submitted["job_id"])["destination"] == f"{url}/models/4"
         service.client.cancel(submitted["job_id"])
+
+
+def test_an_owner_has_a_bounded_number_of_watches(service, tmp_path, monkeypatch):
+    monkeypatch.setattr("service.watches.store.MOST_PER_OWNER", 1)
+    request = {"prefix": str(tmp_path), "pattern": "step_*", "template": TEMPLATE}
+    watch = created(service, **request)
+    assert created(service, 409, **request)["type"] == "/problems/too-many-watches"
+    assert service.http.delete(f"/v1/watches/{watch['id']}").status_code == 204
+    created(service, **request)
