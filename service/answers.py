@@ -21,6 +21,7 @@ class Progress(TypedDict):
     bytes_per_s: int | None
     eta_s: float | None
     workers: dict[str, str]
+    written: dict[str, list[tuple[int, int]]]
 
 
 class JobError(TypedDict):
@@ -125,3 +126,92 @@ class JobAttempt(TypedDict):
     ended_at: str | None
     outcome: str | None
     error: JobError | None
+
+
+class BatchCounts(TypedDict):
+    """Items of a batch by what became of them."""
+
+    total: int
+    queued: int
+    running: int
+    succeeded: int
+    skipped: int
+    failed: int
+    cancelled: int
+    refused: int
+
+
+class Batch(TypedDict):
+    """Many conversions that were handed in at once."""
+
+    id: str
+    name: str
+    state: str
+    owner: str
+    labels: dict[str, str]
+    counts: BatchCounts
+    bytes_done: int
+    bytes_total: int | None
+    bytes_per_s: int | None
+    eta_s: float | None
+    on_item_error: str
+    max_running: int | None
+    if_done: str
+    discover: dict[str, str] | None
+    template: dict[str, Any]
+    created_at: str
+    updated_at: str
+    ended_at: str | None
+    links: dict[str, str]
+
+
+class BatchItem(TypedDict):
+    """What a batch asked for at one place, and its job."""
+
+    position: int
+    source: str
+    destination: str
+    job_id: str | None
+    state: str | None
+    already_there: bool
+    error: JobError | None
+
+
+class WatchCounts(TypedDict):
+    """Folders that a watch has seen, by what became of them."""
+
+    waiting: int
+    submitted: int
+    refused: int
+
+
+class Watch(TypedDict):
+    """A prefix that is looked at regularly."""
+
+    id: str
+    name: str
+    state: str
+    owner: str
+    prefix: str
+    pattern: str
+    template: dict[str, Any]
+    interval_s: float
+    created_at: str
+    updated_at: str
+    last_look_at: str | None
+    next_look_at: str
+    error: JobError | None
+    counts: WatchCounts
+    links: dict[str, str]
+
+
+class WatchItem(TypedDict):
+    """A folder that a watch has seen."""
+
+    source: str
+    state: str
+    job_id: str | None
+    job_state: str | None
+    error: JobError | None
+    first_seen_at: str
+    updated_at: str

@@ -1,20 +1,29 @@
-"""The requests that both clients send: what of the API they use, once."""
+"""What both clients share: the requests that they send, how they read answers, and their patience."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+from service.answers import Job
 from workers.errors import InternalError, StorageError, UnshardError
 
 JsonObject = dict[str, Any]
 
 TERMINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
+Options = Mapping[str, Any] | None
+
 ADDRESS_HINT = "Start a service with: unshard serve; or name its address, such as http://127.0.0.1:8000."
+
+POLL_S = 0.2
+LONG_POLL_S = 20
+PATIENCE_S = 60.0
+"""How long a client that waits for a job outlasts a service that doesn't answer: a restart takes less."""
 
 
 class ApiError(UnshardError):
@@ -148,3 +157,37 @@ def unreachable(base_url: str, error: httpx.TransportError) -> Unreachable:
 
 def _keyed(key: str | None) -> dict[str, str]:
     return {"Idempotency-Key": key} if key else {}
+
+
+def settings(base_url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
+    """How httpx is set up for a service."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    # A service on this machine or in this cluster is not behind the proxy of the environment.
+    return {"base_url": base_url.rstrip("/"), "headers": headers, "timeout": timeout_s, "trust_env": False}
+
+
+def no_address(base_url: str) -> Unreachable:
+    """That what was given is no address."""
+    return Unreachable(f"{base_url!r} is not the address of a service", hint=ADDRESS_HINT)
+
+
+class Patience:
+    """How long to go on asking a service that doesn't answer."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = deadline
+        self._heard = time.monotonic()
+
+    def heard(self) -> None:
+        """The service answered."""
+        self._heard = time.monotonic()
+
+    def require(self, error: Unreachable) -> None:
+        """Raise what was met when that has lasted for too long."""
+        if time.monotonic() - self._heard > PATIENCE_S:
+            raise error
+
+    def left(self, job: Job, timeout_s: float | None) -> None:
+        """``TimeoutError`` when the caller's own time is over."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise TimeoutError(f"job {job['id']} is still {job['state']} after {timeout_s:g} s")

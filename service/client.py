@@ -11,55 +11,19 @@ their types). An error of the API is an ``ApiError``, one without an answer an `
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, cast
 
 import httpx
 
 from service import calls
-from service.answers import Event, Job, JobAttempt, Shard, Tensor
-from service.calls import ADDRESS_HINT, TERMINAL_STATES, ApiError, Call, JsonObject, Unreachable
+from service.answers import Batch, BatchItem, Event, Job, JobAttempt, Shard, Tensor, Watch, WatchItem
+from service.async_client import AsyncClient
+from service.calls import TERMINAL_STATES, ApiError, Call, JsonObject, Options, Unreachable
 
 __all__ = ["TERMINAL_STATES", "ApiError", "AsyncClient", "Client", "JsonObject", "Unreachable"]
-
-POLL_S = 0.2
-LONG_POLL_S = 20
-PATIENCE_S = 60.0
-"""How long a client that waits for a job outlasts a service that doesn't answer: a restart takes less."""
-
-Options = Mapping[str, Any] | None
-
-
-def _settings(base_url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    # A service on this machine or in this cluster is not behind the proxy of the environment.
-    return {"base_url": base_url.rstrip("/"), "headers": headers, "timeout": timeout_s, "trust_env": False}
-
-
-def _no_address(base_url: str) -> Unreachable:
-    return Unreachable(f"{base_url!r} is not the address of a service", hint=ADDRESS_HINT)
-
-
-class _Patience:
-    """How long to go on asking a service that doesn't answer."""
-
-    def __init__(self, deadline: float | None) -> None:
-        self._deadline = deadline
-        self._heard = time.monotonic()
-
-    def heard(self) -> None:
-        self._heard = time.monotonic()
-
-    def require(self, error: Unreachable) -> None:
-        if time.monotonic() - self._heard > PATIENCE_S:
-            raise error
-
-    def left(self, job: Job, timeout_s: float | None) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            raise TimeoutError(f"job {job['id']} is still {job['state']} after {timeout_s:g} s")
 
 
 class Client:
@@ -68,9 +32,9 @@ class Client:
     def __init__(self, base_url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
         self._base_url = base_url.rstrip("/")
         try:
-            self._http = httpx.Client(**_settings(base_url, token, timeout_s))
+            self._http = httpx.Client(**calls.settings(base_url, token, timeout_s))
         except (httpx.InvalidURL, ValueError):
-            raise _no_address(base_url) from None
+            raise calls.no_address(base_url) from None
 
     def __enter__(self) -> Self:
         return self
@@ -186,6 +150,22 @@ class Client:
         """Make a resource of a kind: ``batches``, ``watches``, ``webhooks`` or ``tokens``."""
         return self.send(calls.create(kind, body, idempotency_key, **how))
 
+    def batch(self, batch_id: str) -> Batch:
+        """A batch and how far it is."""
+        return cast("Batch", self.get(f"/v1/batches/{batch_id}"))
+
+    def batch_items(self, batch_id: str) -> Iterator[BatchItem]:
+        """What a batch asked for, and what became of each."""
+        return self.pages(Call("GET", f"/v1/batches/{batch_id}/items", {"limit": 200}))
+
+    def watch(self, watch_id: str) -> Watch:
+        """A watch and what it has seen, in numbers."""
+        return cast("Watch", self.get(f"/v1/watches/{watch_id}"))
+
+    def watch_items(self, watch_id: str) -> Iterator[WatchItem]:
+        """The folders that a watch has seen."""
+        return self.pages(Call("GET", f"/v1/watches/{watch_id}/items", {"limit": 200}))
+
     def get(self, path: str, **params: Any) -> JsonObject:
         """Read any resource, such as ``/v1/batches/{id}``."""
         return self.send(Call("GET", path, params))
@@ -212,14 +192,14 @@ class Client:
 
         Outlasts a service that restarts meanwhile.
         """
-        patience = _Patience(None if timeout_s is None else time.monotonic() + timeout_s)
-        held = None if seen or timeout_s is not None else f"{LONG_POLL_S}s"
+        patience = calls.Patience(None if timeout_s is None else time.monotonic() + timeout_s)
+        held = None if seen or timeout_s is not None else f"{calls.LONG_POLL_S}s"
         while True:
             try:
                 job = self.job(job_id, wait=held)
             except Unreachable as error:
                 patience.require(error)
-                time.sleep(POLL_S)
+                time.sleep(calls.POLL_S)
                 continue
             patience.heard()
             if seen is not None:
@@ -228,7 +208,7 @@ class Client:
                 return job
             patience.left(job, timeout_s)
             if held is None:
-                time.sleep(POLL_S)
+                time.sleep(calls.POLL_S)
 
     def send(self, call: Call) -> JsonObject:
         """Send any request of the API."""
@@ -243,183 +223,6 @@ class Client:
         while True:
             page = self.send(call)
             yield from page["items"]
-            if page.get("next_cursor") is None:
-                return
-            call = call.at(page["next_cursor"])
-
-
-class AsyncClient:
-    """The same for programs that run on asyncio: every method is awaited, every list iterated with ``async for``."""
-
-    def __init__(self, base_url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
-        self._base_url = base_url.rstrip("/")
-        try:
-            self._http = httpx.AsyncClient(**_settings(base_url, token, timeout_s))
-        except (httpx.InvalidURL, ValueError):
-            raise _no_address(base_url) from None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._http.aclose()
-
-    async def submit(
-        self,
-        source: str,
-        destination: str,
-        options: Options = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        idempotency_key: str | None = None,
-        **how: Any,
-    ) -> Job:
-        """Hand a job in; see ``Client.submit``."""
-        return cast("Job", await self.send(calls.submit((source, destination), options, labels, idempotency_key, how)))
-
-    async def preview(self, source: str, destination: str, options: Options = None) -> JsonObject:
-        """The plan's summary of a job that is not handed in."""
-        return dict((await self.send(calls.preview(source, destination, options)))["plan"])
-
-    async def job(self, job_id: str, *, wait: str | None = None) -> Job:
-        """A job as it is now; with ``wait`` ("30s"), as soon as its state changes."""
-        return cast("Job", await self.send(calls.of_job(job_id, wait=wait)))
-
-    async def jobs(self, *, limit: int = 50, **wanted: Any) -> list[Job]:
-        """The latest jobs, newest first; see ``Client.jobs``."""
-        return list((await self.send(calls.jobs(limit, **wanted)))["items"])
-
-    def all_jobs(self, **wanted: Any) -> AsyncIterator[Job]:
-        """All jobs, newest first, page by page."""
-        return self.pages(calls.jobs(200, **wanted))
-
-    async def change(self, job_id: str, **values: Any) -> Job:
-        """Give a job another ``priority`` or other ``labels``."""
-        return cast("Job", await self.send(Call("PATCH", f"/v1/jobs/{job_id}", body=values)))
-
-    async def cancel(self, job_id: str) -> Job:
-        """Ask for a job's end; the job as it is then."""
-        return cast("Job", await self.send(calls.do(f"/v1/jobs/{job_id}", "cancel")))
-
-    async def retry(self, job_id: str, *, from_scratch: bool = False) -> Job:
-        """Queue a failed or cancelled job again."""
-        body = {"from_scratch": from_scratch}
-        return cast("Job", await self.send(calls.do(f"/v1/jobs/{job_id}", "retry", body)))
-
-    async def delete(self, job_id: str) -> None:
-        """Forget a job that has ended."""
-        await self.send(Call("DELETE", f"/v1/jobs/{job_id}"))
-
-    async def plan(self, job_id: str) -> JsonObject:
-        """The summary of a job's plan."""
-        return dict((await self.send(calls.of_job(job_id, "plan")))["plan"])
-
-    async def report(self, job_id: str) -> JsonObject:
-        """The manifest of a job's result."""
-        return await self.send(calls.of_job(job_id, "report"))
-
-    async def attempts(self, job_id: str) -> list[JobAttempt]:
-        """The attempts at a job."""
-        return list((await self.send(calls.of_job(job_id, "attempts")))["items"])
-
-    def shards(self, job_id: str) -> AsyncIterator[Shard]:
-        """The output files of a job."""
-        return self.pages(calls.of_job(job_id, "shards", limit=200))
-
-    def tensors(self, job_id: str, *, name: str | None = None) -> AsyncIterator[Tensor]:
-        """The tensors of a job's result; ``name`` is a part of their names."""
-        return self.pages(calls.of_job(job_id, "tensors", limit=200, name=name))
-
-    async def events(self, job_id: str, *, after: int = 0) -> list[Event]:
-        """A page of a job's events after a number."""
-        return list((await self.send(calls.of_job(job_id, "events", after=after)))["items"])
-
-    async def follow(self, job_id: str, *, after: int = 0) -> AsyncIterator[Event]:
-        """A job's events as they come, to its end."""
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
-        async with self._http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as response:
-            if response.is_error:
-                await response.aread()
-                raise calls.error_of(response)
-            async for line in response.aiter_lines():
-                for told in calls.data_lines([line]):
-                    yield cast("Event", told)
-
-    async def formats(self) -> JsonObject:
-        """What can be read and written."""
-        return await self.send(Call("GET", "/v1/formats"))
-
-    async def workers(self) -> JsonObject:
-        """The cluster and what its workers do."""
-        return await self.send(Call("GET", "/v1/workers"))
-
-    async def inspect(self, source: str, options: Options = None, *, tensor: str | None = None) -> JsonObject:
-        """What lies at a source, and where the pieces of one tensor do."""
-        return await self.send(calls.inspect(source, options, tensor))
-
-    async def create(
-        self, kind: str, body: Mapping[str, Any], *, idempotency_key: str | None = None, **how: Any
-    ) -> JsonObject:
-        """Make a resource of a kind: ``batches``, ``watches``, ``webhooks`` or ``tokens``."""
-        return await self.send(calls.create(kind, body, idempotency_key, **how))
-
-    async def get(self, path: str, **params: Any) -> JsonObject:
-        """Read any resource, such as ``/v1/batches/{id}``."""
-        return await self.send(Call("GET", path, params))
-
-    async def do(self, path: str, verb: str, body: Any = None) -> JsonObject:
-        """Have something done to any resource: ``do(f"/v1/batches/{id}", "cancel")``."""
-        return await self.send(calls.do(path, verb, body))
-
-    async def ready(self) -> bool:
-        """Whether the service answers and can do its work."""
-        try:
-            return (await self._http.get("/readyz")).status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
-
-    async def wait(
-        self, job_id: str, *, timeout_s: float | None = None, seen: Callable[[Job], None] | None = None
-    ) -> Job:
-        """A job when it has ended; see ``Client.wait``."""
-        patience = _Patience(None if timeout_s is None else time.monotonic() + timeout_s)
-        held = None if seen or timeout_s is not None else f"{LONG_POLL_S}s"
-        while True:
-            try:
-                job = await self.job(job_id, wait=held)
-            except Unreachable as error:
-                patience.require(error)
-                await asyncio.sleep(POLL_S)
-                continue
-            patience.heard()
-            if seen is not None:
-                seen(job)
-            if job["state"] in TERMINAL_STATES:
-                return job
-            patience.left(job, timeout_s)
-            if held is None:
-                await asyncio.sleep(POLL_S)
-
-    async def send(self, call: Call) -> JsonObject:
-        """Send any request of the API."""
-        try:
-            response = await self._http.request(**call.arguments())
-        except httpx.TransportError as error:
-            raise calls.unreachable(self._base_url, error) from None
-        return calls.answer_of(response, self._base_url)
-
-    async def pages(self, call: Call) -> AsyncIterator[Any]:
-        """The items of any list, page by page."""
-        while True:
-            page = await self.send(call)
-            for item in page["items"]:
-                yield item
             if page.get("next_cursor") is None:
                 return
             call = call.at(page["next_cursor"])
