@@ -8,6 +8,7 @@ anything else                ``internal``: the log has it, the answer doesn't
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Mapping
@@ -94,6 +95,15 @@ class Problem(Exception):
         self.extra = extra
 
 
+class ProblemResponse(JSONResponse):
+    """A problem as it is sent, whatever it repeats of the request: half of a surrogate pair can't be UTF-8."""
+
+    media_type = "application/problem+json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
+
 def answer(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The response to a problem; one that has ``retry_after_s`` says so in the header for that, too."""
     status, title = PROBLEMS[problem.name]
@@ -108,7 +118,7 @@ def answer(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONRe
         "hint": problem.hint,
         **problem.extra,
     }
-    return JSONResponse(document, status, headers=headers, media_type="application/problem+json")
+    return ProblemResponse(document, status, headers=headers)
 
 
 @singledispatch

@@ -7,12 +7,10 @@ the batch's row, so that of several processes one does it.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, func, select, update
-from sqlalchemy.exc import SQLAlchemyError
 
 from service.batches.bulk import cancel_queued_before
 from service.batches.records import ENDED_STATES
@@ -20,6 +18,7 @@ from service.batches.tally import tallies
 from service.db.database import Database
 from service.db.tables import LIVE_STATES, batches, jobs
 from service.jobs.records import JsonObject, now, spelled
+from service.loop import Loop
 from service.webhooks.outbox import enqueue
 
 log = logging.getLogger(__name__)
@@ -34,28 +33,15 @@ class Keeper:
 
     def __init__(self, database: Database, poll_s: float) -> None:
         self._database = database
-        self._poll_s = poll_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="batches", daemon=True)
+        self._loop = Loop("batches", self.keep, poll_s)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """End after the turn that is under way."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_TIMEOUT_S)
-
-    def _loop(self) -> None:
-        while not self._stop.wait(self._poll_s):
-            try:
-                self.keep()
-            except SQLAlchemyError:
-                log.warning("the job store does not answer", exc_info=True)
-            except Exception:
-                log.exception("the keeper of batches stumbled and goes on")
+        self._loop.stop(STOP_TIMEOUT_S)
 
     def keep(self) -> None:
         """Do whatever is due now."""

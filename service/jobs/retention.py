@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from service.db.tables import (
     webhook_deliveries,
 )
 from service.jobs.records import Job, job_of, now
+from service.loop import Loop
 from workers.destination import open_destination
 from workers.errors import UnshardError
 from workers.options import ConvertOptions
@@ -61,18 +61,17 @@ class Janitor:
         self._database = database
         self._retention = retention
         self._deleted: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="janitor", daemon=True)
+        self._next_sweep = float("-inf")
+        self._loop = Loop("janitor", self._turn, AWAY_PAUSE_S)
 
     def start(self) -> None:
         """Begin; the first sweep comes at once."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End after what is under way."""
-        self._stop.set()
         self._deleted.put(None)
-        self._thread.join(timeout_s)
+        self._loop.stop(timeout_s)
 
     def clear_after(self, job: Job) -> None:
         """Clear away, soon, what a job that is deleted now has left at its destination."""
@@ -94,33 +93,23 @@ class Janitor:
         with self._sweeping() as connection:
             connection.execute(delete(idempotency_keys).where(idempotency_keys.c.expires_at < moment))
 
-    def _loop(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self.sweep()
-            except SQLAlchemyError:
-                log.warning("the job store does not answer", exc_info=True)
-            except Exception:
-                log.exception("the sweep stumbled")
-            self._clear_until_the_next_sweep()
-
-    def _clear_until_the_next_sweep(self) -> None:
-        deadline = time.monotonic() + SWEEP_EVERY_S
-        while not self._stop.is_set():
-            try:
-                job = self._deleted.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return
-            if job is not None:
-                self._clear_deleted(job)
-
-    def _clear_deleted(self, job: Job) -> None:
+    def _turn(self) -> bool:
+        """Sweep when it is time, else clear after one deleted job when there is any."""
+        if time.monotonic() >= self._next_sweep:
+            self._next_sweep = time.monotonic() + SWEEP_EVERY_S
+            self.sweep()
+            return True
         try:
-            self._clear(job)
-        except SQLAlchemyError:
-            log.warning("the job store does not answer", exc_info=True)
-            self._deleted.put(job)
-            self._stop.wait(AWAY_PAUSE_S)
+            job = self._deleted.get(timeout=max(0.0, self._next_sweep - time.monotonic()))
+        except queue.Empty:
+            return True
+        if job is not None:
+            try:
+                self._clear(job)
+            except SQLAlchemyError:
+                self._deleted.put(job)
+                raise
+        return True
 
     # --- rows -----------------------------------------------------------------------------------------------
     def _delete_events(self, before: datetime) -> None:
@@ -140,7 +129,7 @@ class Janitor:
         at_work = exists().where(batches.c.id == jobs.c.batch_id, batches.c.ended_at.is_(None))
         old = (jobs.c.state.in_(TERMINAL_STATES), jobs.c.updated_at < before, ~at_work)
         last = ""
-        while not self._stop.is_set():
+        while not self._loop.stopping:
             with self._database.read() as connection:
                 some = select(jobs).where(*old, jobs.c.id > last).order_by(jobs.c.id).limit(ROWS_AT_ONCE)
                 found = [job_of(row) for row in connection.execute(some).mappings()]
@@ -163,7 +152,7 @@ class Janitor:
         self._repeat(delete_some)
 
     def _repeat(self, delete_some: Callable[[Connection], int]) -> None:
-        while not self._stop.is_set():
+        while not self._loop.stopping:
             with self._sweeping() as connection:
                 if delete_some(connection) < ROWS_AT_ONCE:
                     return

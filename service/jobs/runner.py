@@ -11,14 +11,13 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from service.db.database import Database
 from service.jobs.addresses import Places
 from service.jobs.attempt import Attempt
 from service.jobs.cluster import Conversions
 from service.jobs.leases import LeaseLost, LeaseRules, Leases
 from service.jobs.waiting import Waiting
+from service.loop import Loop
 from service.metrics import Metrics
 from service.settings import Settings
 
@@ -53,47 +52,27 @@ class Runner:
         self._attempts: dict[Attempt, threading.Thread] = {}
         self._waiting = Waiting(tools.database, settings.cluster_wait_s)
         self._beaten = time.monotonic()
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="runner", daemon=True)
+        self._loop = Loop("runner", self._tick, settings.poll_s)
 
     def start(self, *, sole: bool) -> None:
         """Begin. ``sole``: no other process can be alive, so that every lease in the database is a dead one's."""
         for job_id in self._leases.take_back_expired(everyone=True) if sole else ():
             log.info("%s was interrupted by a restart and goes on", job_id)
-        self._thread.start()
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the service is on its way down."""
-        return self._stopping
+        self._loop.start()
 
     def wake(self) -> None:
         """Look at once: a job came, or one is to be cancelled."""
-        self._wake.set()
+        self._loop.wake()
 
     def stop(self) -> None:
         """Claim nothing more, stop what runs and give its leases back."""
-        self._stopping = True
-        self.wake()
-        self._thread.join(STOP_TIMEOUT_S)
+        self._loop.stop(STOP_TIMEOUT_S)
         attempts = dict(self._attempts)
         for attempt in attempts:
             attempt.stop("shutdown")
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for thread in attempts.values():
             thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _loop(self) -> None:
-        while not self._stopping:
-            self._wake.clear()
-            try:
-                self._tick()
-            except SQLAlchemyError:
-                log.warning("the job store does not answer", exc_info=True)
-            except Exception:
-                log.exception("the runner stumbled and goes on")
-            self._wake.wait(self._settings.poll_s)
 
     def _tick(self) -> None:
         self._collect()
@@ -111,7 +90,7 @@ class Runner:
                 return
 
     def _can_run(self) -> bool:
-        return not self._stopping and self._tools.conversions.state()[0] == "ok"
+        return not self._loop.stopping and self._tools.conversions.state()[0] == "ok"
 
     def _start_next(self) -> bool:
         lease = self._leases.claim()

@@ -14,6 +14,7 @@ from typing import Protocol
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.db.database import Database
+from service.loop import Loop
 from service.webhooks.claims import Claim, Claims
 from service.webhooks.sending import TIMEOUT_S, Outcome, Sender
 
@@ -50,43 +51,25 @@ class Deliverer:
         self._claims = Claims(database)
         self._sender = sender
         self._counter = counter
-        self._poll_s = poll_s
         self._under_way: dict[threading.Thread, str] = {}
         self._served: dict[str, float] = {}
         self._cleaned = float("-inf")
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="webhooks", daemon=True)
+        self._loop = Loop("webhooks", self._tick, poll_s)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._loop.start()
 
     def wake(self) -> None:
         """Look at once."""
-        self._wake.set()
+        self._loop.wake()
 
     def stop(self) -> None:
         """Take nothing more and wait for what is under way, which ends by itself."""
-        self._stopping = True
-        self.wake()
-        if not self._thread.is_alive():
-            return
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        self._thread.join(STOP_TIMEOUT_S)
+        self._loop.stop(STOP_TIMEOUT_S)
         for thread in list(self._under_way):
             thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _loop(self) -> None:
-        while not self._stopping:
-            self._wake.clear()
-            try:
-                self._tick()
-            except SQLAlchemyError:
-                log.warning("the job store does not answer", exc_info=True)
-            except Exception:
-                log.exception("the deliverer stumbled and goes on")
-            self._wake.wait(self._poll_s)
 
     def _tick(self) -> None:
         self._under_way = {thread: webhook for thread, webhook in self._under_way.items() if thread.is_alive()}
@@ -95,7 +78,7 @@ class Deliverer:
         # In turns, whoever was served longest ago first.
         for webhook_id in sorted(due, key=lambda webhook_id: self._served.get(webhook_id, 0.0)):
             room = min(MOST_PER_WEBHOOK - busy[webhook_id], MOST_AT_ONCE - len(self._under_way))
-            if room > 0 and not self._stopping:
+            if room > 0 and not self._loop.stopping:
                 self._served[webhook_id] = time.monotonic()
                 for claim in self._claims.claim(webhook_id, room):
                     self._begin(claim)

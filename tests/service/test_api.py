@@ -150,6 +150,7 @@ def test_every_error_has_the_same_form(idle, request_, status, name):
         ({**BODY, "options": {"colour": "red"}}, "/options/colour"),
         ({**BODY, "options": {"memory": "1MB"}}, "/options/memory"),
         ({**BODY, "options": {"config_dir": "\ud800"}}, "/options/config_dir"),
+        ({**BODY, "options": {"\ud800": 1}}, "/options/\ud800"),
         ({**BODY, "labels": {"a/b": 1}}, "/labels/a~1b"),
         ({**BODY, "priority": "high"}, "/priority"),
         ({**BODY, "endpoint": "http://elsewhere"}, "/endpoint"),

@@ -263,7 +263,6 @@ def test_a_service_without_a_cluster_leaves_the_queue_to_one_that_has_one(databa
 
 
 def test_a_database_that_is_away_does_not_end_the_janitor(database, store, monkeypatch):
-    janitor = Janitor(database, DAYS)
     away = [OperationalError("SELECT", {}, Exception("gone"))]
 
     def live(_, destination):
@@ -275,6 +274,7 @@ def test_a_database_that_is_away_does_not_end_the_janitor(database, store, monke
     cleared = []
     monkeypatch.setattr(Janitor, "_is_live", live)
     monkeypatch.setattr("service.jobs.retention.AWAY_PAUSE_S", 0.01)
+    janitor = Janitor(database, DAYS)
     job = dataclasses.replace(store.create(NewJob("/in", "/out", {}, {})), plan={"fingerprint": "f"})
     janitor.start()
     janitor.clear_after(job)
