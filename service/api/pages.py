@@ -23,7 +23,7 @@ KINDS = {
     ".mjs": "text/javascript",
     ".svg": "image/svg+xml",
 }
-VIEWS = ("/", "/jobs", "/jobs/{_}", "/new")
+VIEWS = ("/", "/jobs", "/jobs/{_}", "/new", "/checkpoint")
 """Addresses of the one page, which then shows what the address says; ``dashboard/pages.js`` has the same."""
 
 

@@ -21,6 +21,11 @@ export const PAGES = [
     load: () => import("./pages/new-job.js"),
     nav: { label: "New job", icon: "plus", href: "/new" },
   },
+  {
+    pattern: /^\/checkpoint$/,
+    load: () => import("./pages/checkpoint.js"),
+    nav: { label: "Checkpoint", icon: "cube", href: "/checkpoint" },
+  },
 ];
 
 /**

@@ -107,8 +107,8 @@ def assert_fits(page: Page) -> None:
     assert wide <= 0, f"{page.url} scrolls sideways by {wide} pixels"
 
 
-def keep_screenshot(page: Page, name: str) -> None:
+def keep_screenshot(page: Page, name: str, *, full: bool = False) -> None:
     """Keep what the page looks like for people to see."""
     folder = Path(os.environ.get("UNSHARD_SCREENSHOTS", ARTIFACTS / "screenshots"))
     folder.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=folder / f"{name}.png", animations="disabled")
+    page.screenshot(path=folder / f"{name}.png", animations="disabled", full_page=full)
