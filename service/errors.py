@@ -145,7 +145,7 @@ def _(error: NotAllowed) -> Problem:
 
 @problem_of.register
 def _(error: BadOption) -> Problem:
-    fault = {"pointer": pointer(("options", error.name) if error.name else ("options",)), "detail": str(error)}
+    fault = {"pointer": pointer(error.place), "detail": str(error)}
     hint = error.hint or "GET /v1/formats lists the options and their values."
     return Problem("validation", str(error), hint=hint, errors=[fault])
 

@@ -20,13 +20,14 @@ from service.batches.store import BatchFilter, BatchSubmission, ItemsRefused
 from service.errors import Problem
 from service.jobs.keys import Replay, RequestKey
 from service.jobs.records import JsonObject
-from service.jobs.submit import read_options
+from service.jobs.submit import read_options, require_storable
 from service.room import Room
 from service.schemas import JobError
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"], responses=PROBLEMS)
 
 DryRun = Annotated[bool, Query(description="Answer with what would be done and store nothing.")]
+TEMPLATE_OPTIONS = ("template", "options")
 _searches = Room("searches for folders or models run", at_once=4, waiting=4)
 
 
@@ -69,6 +70,7 @@ def submit_batch(
 
 def _drafts(request: schemas.BatchRequest, here: Context, owner: str) -> list[Draft]:
     template = request.template
+    require_storable(template.options, TEMPLATE_OPTIONS)
     if template.destination is not None:
         Template.parse(template.destination)
     shape = Shape(
@@ -85,7 +87,7 @@ def _asks(request: schemas.BatchRequest, here: Context) -> list[Ask]:
             for position, item in enumerate(items)
         ]
     pattern = Pattern.parse(request.discover.pattern)
-    options = read_options(request.template.options)
+    options = read_options(request.template.options, TEMPLATE_OPTIONS)
     prefix = here.places.check_source(request.discover.prefix, options)
     with _searches.entered(LIMIT_S):
         return [Ask(found) for found in discover(prefix, pattern, options.source_profile)]

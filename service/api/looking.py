@@ -37,16 +37,14 @@ def inspect_source(body: schemas.InspectRequest, request: Request, here: Here, _
 @router.post("/v1/compare")
 def compare_checkpoints(request: schemas.CompareRequest, here: Here, _: Reader) -> schemas.Comparison:
     """Say which tensors of two checkpoints differ, and by how much."""
-    a, b = (
-        _side(here, source, options)
-        for source, options in ((request.a, request.options_a), (request.b, request.options_b))
-    )
+    a = _side(here, request.a, request.options_a, "options_a")
+    b = _side(here, request.b, request.options_b, "options_b")
     limits = ComparingLimits(here.settings.compare_timeout_s, here.settings.compare_bytes)
     return _comparison(here.planner.compare(a, b, request.atol, limits), limits)
 
 
-def _side(here: Context, source: str, options: dict[str, Any]) -> Compared:
-    read = read_options(options)
+def _side(here: Context, source: str, options: dict[str, Any], place: str) -> Compared:
+    read = read_options(options, (place,))
     return Compared(here.places.check_source(source, read), read)
 
 

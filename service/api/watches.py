@@ -45,7 +45,7 @@ def _spelled(watch: Watch) -> JsonObject:
 def _checked(prefix: str, pattern: str, template: schemas.WatchTemplate, here: Context) -> str:
     """The canonical prefix; what would refuse every checkpoint is refused now."""
     places = Pattern.parse(pattern)
-    options = read_options(template.options)
+    options = read_options(template.options, ("template", "options"))
     prefix = here.places.check_source(prefix, options)
     destination = Template.parse(template.destination)
     destination.require_distinct()

@@ -382,3 +382,20 @@ def test_batches_and_watches_of_one_token_are_not_there_for_another(settings):
                 refused = reader.post(f"/v1/{kind}", json=body)
                 assert (refused.status_code, refused.json()["required_scope"]) == (403, "batches:write")
                 assert reader.delete(path).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("options", "pointer"),
+    [({"dtype": "\ud800"}, "/template/options/dtype"), ({"\ud800": 1}, "/template/options/\ud800")],
+)
+def test_options_that_nothing_can_hold_are_refused_where_they_stand(service, options, pointer):
+    body = {"items": [{"source": "/in", "destination": "/out"}], "template": {"options": options}}
+    content = json.dumps(body).encode()
+    refused = service.http.post("/v1/batches", content=content, headers={"Content-Type": "application/json"})
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, pointer)
+    body["items"][0]["options"] = body.pop("template")["options"]
+    content = json.dumps(body).encode()
+    made = service.http.post("/v1/batches", content=content, headers={"Content-Type": "application/json"})
+    assert (made.status_code, made.json()["counts"]["refused"]) == (201, 1)
+    items = service.http.get(f"/v1/batches/{made.json()['id']}/items").json()["items"]
+    assert "cannot be stored" in items[0]["error"]["message"]

@@ -142,7 +142,7 @@ def test_items_come_in_pages_and_by_state(service, tmp_path):
         ({"template": {"destination": "/models/{step:06}"}}, None, "unknown field {step:06}"),
         ({"template": {"destination": "/models/{step"}}, None, "do not fit together"),
         ({"template": {"destination": "models/{step}"}}, None, "neither an absolute path nor a URL"),
-        ({"template": {"destination": "/m/{step}", "options": {"dtype": "x"}}}, "/options/dtype", "dtype"),
+        ({"template": {"destination": "/m/{step}", "options": {"dtype": "x"}}}, "/template/options/dtype", "dtype"),
         ({"template": {}}, "/template/destination", "required"),
         ({"prefix": "runs"}, None, "neither an absolute path nor a URL"),
         ({"interval_s": 0.01}, "/interval_s", "every 0.1 s at most"),
