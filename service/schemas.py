@@ -373,6 +373,19 @@ class Part(BaseModel):
     detail: str = ""
 
 
+class ReadinessQuery(_Request):
+    """What to be ready for."""
+
+    exclude: Annotated[
+        list[Literal["database", "migrations", "ray"]],
+        Field(
+            max_length=3,
+            description="Parts that may be missing: without ray the API answers, and jobs wait. May be given several "
+            "times.",
+        ),
+    ] = []
+
+
 class Readiness(BaseModel):
     """Whether the service can do its work, and what is missing."""
 

@@ -16,10 +16,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from service.settings import Settings
+
 ROOT = Path(__file__).resolve().parent.parent
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 COMPOSE = ROOT / "docker" / "compose.yaml"
+DEPLOYMENTS = [*(ROOT / "deploy").glob("*/*.yaml"), *(ROOT / "docker").glob("*.yaml"), ROOT / "deploy" / "README.md"]
 
 Document = dict[str, Any]
 
@@ -209,7 +212,7 @@ def test_probes_ask_ports_that_exist():
             assert container.get(probe, {}).get("httpGet", {}).get("port") in {None, *ports}
     serving = containers(pods()["service"])[-1]
     assert serving["livenessProbe"]["httpGet"]["path"] == "/healthz"
-    assert serving["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert serving["readinessProbe"]["httpGet"]["path"] == "/readyz?exclude=ray"
 
 
 def test_ray_nodes_bring_their_own_probes():
@@ -325,6 +328,15 @@ def test_compose_gives_every_process_the_token():
     for service in compose_services().values():
         assert service["environment"]["RAY_AUTH_MODE"] == "token"
         assert service["environment"]["RAY_AUTH_TOKEN"].startswith("${RAY_AUTH_TOKEN:?")
+
+
+def test_every_setting_of_the_service_in_a_deployment_is_one():
+    known = {f"UNSHARD_{name.upper()}" for name in Settings.model_fields} | {"UNSHARD_STORAGE_PROFILES"}
+    texts = [path.read_text() for path in (DOCKERFILE, COMPOSE, *DEPLOYMENTS)]
+    of_compose = {"UNSHARD_DATA", "UNSHARD_SHM_SIZE"}
+    used = {name for text in texts for name in re.findall(r"UNSHARD_[A-Z_]*[A-Z]", text)} - of_compose
+    assert used - known == {"UNSHARD_TOKEN"}  # of the command line
+    assert {"UNSHARD_ADMIN_TOKEN", "UNSHARD_ALLOWED_SOURCES", "UNSHARD_DATABASE_URL"} <= used
 
 
 # --- project -----------------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from service import schemas
 from service.api.context import PROBLEMS, Context, Here, Reader
@@ -49,10 +49,10 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz", responses={503: {"model": schemas.Readiness}})
-def readyz(here: Here, response: Response) -> schemas.Readiness:
+def readyz(here: Here, response: Response, query: Annotated[schemas.ReadinessQuery, Query()]) -> schemas.Readiness:
     """Say whether jobs can be done, and which part is missing."""
     parts = _parts(here)
-    ready = all(part.state == "ok" for part in parts.values())
+    ready = all(part.state == "ok" for name, part in parts.items() if name not in query.exclude)
     response.status_code = 200 if ready else 503
     return schemas.Readiness(ready=ready, parts=parts)
 

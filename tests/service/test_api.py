@@ -322,3 +322,14 @@ def test_all_that_runs_by_itself_is_stopped_at_the_same_time(settings, monkeypat
         monkeypatch.setattr(part, "stop", lambda _: together.wait(10))
     application._stop(context)
     assert not together.broken
+
+
+def test_a_service_without_a_cluster_is_ready_for_who_can_do_without(service, monkeypatch):
+    monkeypatch.setattr(type(service.context.conversions), "state", lambda _: ("failed", "no cluster"))
+    whole, without = service.http.get("/readyz"), service.http.get("/readyz", params={"exclude": "ray"})
+    assert (whole.status_code, without.status_code) == (503, 200)
+    assert whole.json()["parts"] == without.json()["parts"]
+    assert (whole.json()["ready"], without.json()["ready"]) == (False, True)
+    monkeypatch.setattr(type(service.context.database), "problem", lambda _: "gone")
+    assert service.http.get("/readyz", params={"exclude": "ray"}).status_code == 503
+    assert_problem(service.http.get("/readyz", params={"exclude": "disk"}), 422, "validation")

@@ -14,6 +14,7 @@ import pytest
 
 from service.app import create_app
 from service.settings import Settings
+from service.webhooks.outbox import EVENT_TYPES
 from tests.service.conftest import FakeConverter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
@@ -100,3 +101,8 @@ def test_every_setting_is_on_the_page():
     settings = {f"UNSHARD_{name.upper()}" for name in Settings.model_fields}
     assert settings - on_page - NOT_OF_SETTINGS == set()
     assert on_page - settings - NOT_OF_SETTINGS - {"RAY_ADDRESS"} == set()
+
+
+def test_the_page_lists_the_events_that_webhooks_may_hear():
+    listed = re.search(r"this once\. Events: (.*?); `\*` stands for all", PAGE, re.DOTALL)[1]
+    assert sorted(re.findall("`(.*?)`", listed)) == sorted(EVENT_TYPES)
