@@ -193,6 +193,7 @@ def test_a_page_asks_for_the_token_and_keeps_it_in_its_tab(tmp_path, open_page):
         page.reload()
         expect(page.get_by_role("link", name="secret")).to_be_visible()
         assert page.evaluate("() => Object.keys(localStorage).some((name) => name.includes('token'))") is False
+        open_page.close()  # before the service, which it would miss
 
 
 class Restartable:
