@@ -15,11 +15,13 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from sqlalchemy import make_url
 
 from service.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFESTS = ROOT / "deploy" / "kubernetes"
+REPLICATED = ROOT / "deploy" / "kubernetes-postgres"
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 COMPOSE = ROOT / "docker" / "compose.yaml"
 DEPLOYMENTS = [*(ROOT / "deploy").glob("*/*.yaml"), *(ROOT / "docker").glob("*.yaml"), ROOT / "deploy" / "README.md"]
@@ -275,6 +277,73 @@ def test_the_example_profiles_are_commented_out_and_valid_when_not():
     assert {key for key in profile if "secret" in key} == {"secret_access_key_file"}
 
 
+# --- several replicas --------------------------------------------------------------------------------------------
+
+
+def merged(base: Any, patch: Any) -> Any:
+    """What kustomize makes of a base and a strategic merge patch, as far as ours go; lists are merged by name."""
+    if isinstance(patch, dict) and isinstance(base, dict):
+        if patch.get("$patch") == "replace":
+            return {key: value for key, value in patch.items() if key != "$patch"}
+        both = {**base, **{key: merged(base.get(key), value) for key, value in patch.items()}}
+        return {key: value for key, value in both.items() if value is not None}
+    if isinstance(patch, list) and isinstance(base, list):
+        new = {each["name"]: each for each in patch}
+        kept = [merged(each, new.pop(each["name"], {})) for each in base]
+        return [*new.values(), *kept]
+    return patch
+
+
+def replicated() -> dict[str, Document]:
+    """The objects that the variant for PostgreSQL changes or adds, by their kind; None where one is taken away."""
+    listed = yaml.safe_load((REPLICATED / "kustomization.yaml").read_text())
+    assert listed["resources"][0] == "../kubernetes"
+    patches = [yaml.safe_load((REPLICATED / patch["path"]).read_text()) for patch in listed["patches"]]
+    bases = [named(patch["kind"], patch["metadata"]["name"]) for patch in patches]
+    made = {
+        patch["kind"]: None if patch.get("$patch") == "delete" else merged(base, patch)
+        for base, patch in zip(bases, patches, strict=True)
+    }
+    added = [yaml.safe_load((REPLICATED / name).read_text()) for name in listed["resources"][1:]]
+    return made | {each["kind"]: each for each in added}
+
+
+def test_replicas_share_a_database_and_need_no_volume():
+    made = replicated()
+    deployment = made["Deployment"]["spec"]
+    assert deployment["replicas"] > 1
+    assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    [database] = [e for e in containers(deployment["template"])[-1]["env"] if e["name"] == "UNSHARD_DATABASE_URL"]
+    assert database == {
+        "name": "UNSHARD_DATABASE_URL",
+        "valueFrom": {"secretKeyRef": {"name": "unshard-database", "key": "url"}},
+    }
+    assert made["PersistentVolumeClaim"] is None
+    assert not [volume for volume in deployment["template"]["spec"]["volumes"] if "persistentVolumeClaim" in volume]
+    assert "postgres" in re.search(r"pip install.*\.\[(.*?)\]", DOCKERFILE.read_text())[1]
+
+
+def test_objects_of_several_replicas_match_kubernetes_schemas_and_each_other():
+    made = {kind: document for kind, document in replicated().items() if document is not None}
+    for document in made.values():
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    labels = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    budget = made["PodDisruptionBudget"]["spec"]
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    assert 0 < budget["minAvailable"] < made["Deployment"]["spec"]["replicas"]
+
+
+def test_compose_with_postgres_waits_for_it_and_knows_its_password():
+    services = yaml.safe_load((ROOT / "docker" / "compose.postgres.yaml").read_text())["services"]
+    server, service = services["postgres"], services["service"]
+    assert server["environment"]["POSTGRES_PASSWORD"].startswith("${UNSHARD_DATABASE_PASSWORD:?")
+    url = make_url(service["environment"]["UNSHARD_DATABASE_URL"])
+    assert (url.host, url.database, url.username) == ("postgres", "unshard", "unshard")
+    assert (url.drivername, url.password) == ("postgresql+psycopg", "${UNSHARD_DATABASE_PASSWORD}")
+    assert service["depends_on"] == {"postgres": {"condition": "service_healthy"}}
+    assert "ports" not in server
+
+
 # --- image and compose -------------------------------------------------------------------------------------------
 
 
@@ -333,7 +402,7 @@ def test_compose_gives_every_process_the_token():
 def test_every_setting_of_the_service_in_a_deployment_is_one():
     known = {f"UNSHARD_{name.upper()}" for name in Settings.model_fields} | {"UNSHARD_STORAGE_PROFILES"}
     texts = [path.read_text() for path in (DOCKERFILE, COMPOSE, *DEPLOYMENTS)]
-    of_compose = {"UNSHARD_DATA", "UNSHARD_SHM_SIZE"}
+    of_compose = {"UNSHARD_DATA", "UNSHARD_SHM_SIZE", "UNSHARD_DATABASE_PASSWORD"}
     used = {name for text in texts for name in re.findall(r"UNSHARD_[A-Z_]*[A-Z]", text)} - of_compose
     assert used - known == {"UNSHARD_TOKEN"}  # of the command line
     assert {"UNSHARD_ADMIN_TOKEN", "UNSHARD_ALLOWED_SOURCES", "UNSHARD_DATABASE_URL"} <= used
