@@ -16,9 +16,9 @@ from service.batches.drafts import Ask, Draft, Drafter, Shape
 from service.batches.naming import Found, Pattern, Template
 from service.batches.preview import already_done
 from service.batches.records import Batch, NewBatch
-from service.batches.store import BatchFilter, BatchSubmission, ItemsRefused
+from service.batches.store import BatchFilter, ItemsRefused
 from service.errors import Problem
-from service.jobs.keys import Replay, RequestKey
+from service.jobs.keys import Replay, RequestKey, Submission
 from service.jobs.records import JsonObject
 from service.jobs.submit import read_options, require_storable
 from service.room import Room
@@ -61,7 +61,7 @@ def submit_batch(
         max_running=request.max_running,
     )
     try:
-        made = here.batches.create(new, drafts, BatchSubmission(once, _spelled, caller.max_queued))
+        made = here.batches.create(new, drafts, Submission(once, _spelled, caller.max_queued))
     except ItemsRefused as refusal:
         raise _refused(refusal) from None
     here.runner.wake()

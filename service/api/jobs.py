@@ -14,9 +14,9 @@ from service.api.context import PROBLEMS, Context, Here, Reader, Writer, job_ans
 from service.api.paging import cut, decoded
 from service.api.replays import IdempotencyKey, created
 from service.api.waiting import IfNoneMatch, Wait, etag, seconds, until
-from service.jobs.keys import Replay, RequestKey
+from service.jobs.keys import Replay, RequestKey, Submission
 from service.jobs.records import Job, JsonObject, NewJob
-from service.jobs.store import JobFilter, Submission
+from service.jobs.store import JobFilter
 from service.jobs.submit import checked
 from workers.options import ConvertOptions
 

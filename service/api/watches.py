@@ -11,7 +11,7 @@ from service.api.paging import cut, decoded, decoded_number, encoded
 from service.api.replays import IdempotencyKey, created
 from service.batches.naming import Found, Pattern, Template
 from service.errors import Problem
-from service.jobs.keys import Replay, RequestKey
+from service.jobs.keys import Replay, RequestKey, Submission
 from service.jobs.records import JsonObject
 from service.jobs.submit import read_options
 from service.watches import schemas
@@ -34,7 +34,7 @@ def create_watch(request: schemas.WatchRequest, here: Here, caller: BatchWriter,
         request.interval_s,
     )
     once = RequestKey.of(caller.id, key, ["watches", request.model_dump(mode="json")]) if key else None
-    made = here.watches.create(new, once, _spelled)
+    made = here.watches.create(new, Submission(once, _spelled))
     return created("watches", made if isinstance(made, Replay) else _spelled(made))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -17,7 +17,7 @@ from service.batches.tally import Tally, tallies
 from service.db.database import Database
 from service.db.tables import batch_items, batches, jobs
 from service.ids import is_id, new_id
-from service.jobs.keys import Replay, RequestKey, remember, replayed
+from service.jobs.keys import Replay, RequestKey, Submission, hand_in, replayed
 from service.jobs.records import JsonObject, NewJob, now
 from service.jobs.store import busy_destinations, insert_jobs, require_room
 from workers.errors import InputError
@@ -54,16 +54,7 @@ class ItemsRefused(Exception):
         self.drafts = drafts
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSubmission:
-    """How a batch is handed in: under which key, with which answer to keep for it, and within which limit."""
-
-    key: RequestKey | None = None
-    answer: Callable[[Batch], JsonObject] = lambda batch: {"id": batch.id}
-    max_queued: int | None = None
-
-
-PLAIN_SUBMISSION = BatchSubmission()
+PLAIN: Submission[Batch] = Submission()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,36 +82,22 @@ class BatchStore:
         with self._database.read() as connection:
             return replayed(connection, key)
 
-    def create(
-        self, new: NewBatch, drafts: Sequence[Draft], how: BatchSubmission = PLAIN_SUBMISSION
-    ) -> Batch | Replay:
+    def create(self, new: NewBatch, drafts: Sequence[Draft], how: Submission[Batch] = PLAIN) -> Batch | Replay:
         """Store a batch with all its jobs, or nothing; or find what the same key was answered before.
 
         ``ItemsRefused`` when an item can't be a job and the batch doesn't go on without it, ``TooManyQueued`` when the
         owner has as many waiting as it may, ``KeyReused`` for a key's other request.
         """
-        try:
-            return self._create(new, drafts, how)
-        except IntegrityError:
-            # A job took one of the destinations, or a request the key, in this very moment: now they can be seen.
-            return self._create(new, drafts, how)
 
-    def _create(self, new: NewBatch, drafts: Sequence[Draft], how: BatchSubmission) -> Batch | Replay:
-        with self._database.write() as connection:
-            self._database.serialize(connection, CREATION_LOCK)
-            earlier = replayed(connection, how.key) if how.key else None
-            if earlier is not None:
-                return earlier
-            drafts = _without_busy(connection, drafts)
-            refused = [(number, draft) for number, draft in enumerate(drafts) if draft.job is None]
+        def make(connection: Connection) -> Batch:
+            able = _without_busy(connection, drafts)
+            refused = [(number, draft) for number, draft in enumerate(able) if draft.job is None]
             if refused and new.on_item_error == "fail":
-                raise ItemsRefused(refused, len(drafts))
-            require_room(connection, new.owner, len(drafts) - len(refused), how.max_queued)
-            batch_id = _insert(connection, new, drafts)
-            batch = _get(connection, batch_id)
-            if how.key is not None:
-                remember(connection, how.key, Replay(batch_id, how.answer(batch)))
-            return batch
+                raise ItemsRefused(refused, len(able))
+            require_room(connection, new.owner, len(able) - len(refused), how.max_queued)
+            return _get(connection, _insert(connection, new, able))
+
+        return hand_in(self._database, how, make, CREATION_LOCK)
 
     def get(self, batch_id: str, owner: str | None = None) -> Batch:
         """The batch, or ``BatchNotFound``."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select
+from sqlalchemy.exc import IntegrityError
 
+from service.db.database import Database
 from service.db.tables import idempotency_keys
 from service.jobs.records import JsonObject, now
 
@@ -43,6 +46,52 @@ class Replay:
     answer: JsonObject
 
 
+class _Identified(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Made = TypeVar("Made", bound=_Identified)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission(Generic[Made]):
+    """How something is handed in: under which key, with which answer to keep for it, and how many jobs may wait."""
+
+    key: RequestKey | None = None
+    answer: Callable[[Made], JsonObject] = lambda made: {"id": made.id}
+    max_queued: int | None = None
+
+
+def hand_in(
+    database: Database, how: Submission[Made], make: Callable[[Connection], Made], lock: int | None = None
+) -> Made | Replay:
+    """Make something in one transaction, or find what the same key was answered before.
+
+    With ``lock`` one process at a time does it. ``make`` may be called twice: the second time when another process was
+    faster with the key or with something else that is there once, which can be seen then.
+    """
+    try:
+        return _hand_in(database, how, make, lock)
+    except IntegrityError:
+        return _hand_in(database, how, make, lock)
+
+
+def _hand_in(
+    database: Database, how: Submission[Made], make: Callable[[Connection], Made], lock: int | None
+) -> Made | Replay:
+    with database.write() as connection:
+        if lock is not None:
+            database.serialize(connection, lock)
+        earlier = replayed(connection, how.key) if how.key else None
+        if earlier is not None:
+            return earlier
+        made = make(connection)
+        if how.key is not None:
+            _remember(connection, how.key, Replay(made.id, how.answer(made)))
+        return made
+
+
 def replayed(connection: Connection, key: RequestKey) -> Replay | None:
     """The first answer to this key, None when it is new; ``KeyReused`` when it belongs to another request."""
     table = idempotency_keys
@@ -55,7 +104,7 @@ def replayed(connection: Connection, key: RequestKey) -> Replay | None:
     return Replay(row["resource_id"], row["answer"])
 
 
-def remember(connection: Connection, key: RequestKey, made: Replay) -> None:
+def _remember(connection: Connection, key: RequestKey, made: Replay) -> None:
     """Keep an answer for the next request with this key; in the transaction that made what it tells of."""
     # One whose time is over may still be there: the sweep takes them away by and by.
     connection.execute(delete(idempotency_keys).where(*_of(key), idempotency_keys.c.expires_at < now()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from service.db.database import Database
 from service.db.tables import LIVE_STATES, TERMINAL_STATES, events, jobs, tokens
 from service.ids import is_id, reserve_ids
-from service.jobs.keys import Replay, RequestKey, remember, replayed
+from service.jobs.keys import Replay, Submission, hand_in
 from service.jobs.records import (
     SNAPSHOT,
     Job,
@@ -79,16 +79,7 @@ class JobFilter:
     """A part of id, source or destination, in upper or lower case."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """How a job is handed in: under which key, with which answer to keep for it, and within which limit."""
-
-    key: RequestKey | None = None
-    answer: Callable[[Job], JsonObject] = lambda job: {"id": job.id}
-    max_queued: int | None = None
-
-
-PLAIN_SUBMISSION = Submission()
+PLAIN: Submission[Job] = Submission()
 
 
 class JobStore:
@@ -100,30 +91,20 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, new: NewJob, how: Submission = PLAIN_SUBMISSION) -> Job | Replay:
+    def create(self, new: NewJob, how: Submission[Job] = PLAIN) -> Job | Replay:
         """Store a job, or find what the same key was answered before.
 
         ``BusyDestination`` while another live job has this destination, ``KeyReused`` for a key's other request,
         ``TooManyQueued`` when the owner has as many waiting as it may.
         """
-        try:
-            return self._create(new, how)
-        except IntegrityError:
-            # Another process was faster with this key or this destination, and now its row can be seen.
-            return self._create(new, how)
 
-    def _create(self, new: NewJob, how: Submission) -> Job | Replay:
-        with self._database.write() as connection:
-            earlier = replayed(connection, how.key) if how.key else None
-            if earlier is not None:
-                return earlier
+        def make(connection: Connection) -> Job:
             require_room(connection, new.owner, 1, how.max_queued)
             _refuse_busy(connection, new.destination)
             [job_id] = insert_jobs(connection, [new])
-            job = _get(connection, job_id)
-            if how.key is not None:
-                remember(connection, how.key, Replay(job_id, how.answer(job)))
-            return job
+            return _get(connection, job_id)
+
+        return hand_in(self._database, how, make)
 
     def get(self, job_id: str, owner: str | None = None) -> Job:
         """The job, or ``JobNotFound``."""

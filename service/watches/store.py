@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from service.db.database import Database
 from service.db.tables import jobs, watch_items, watches
 from service.ids import is_id, new_id
-from service.jobs.keys import Replay, RequestKey, remember, replayed
+from service.jobs.keys import Replay, Submission, hand_in
 from service.jobs.records import JsonObject, now
 from service.watches.records import NewWatch, Watch, WatchItem, watch_of
 from workers.errors import InputError
@@ -49,11 +48,7 @@ class WatchPaused(InputError):
         super().__init__(f"watch {watch_id} is paused", hint=hint, expected="active", found="paused")
 
 
-Answer = Callable[[Watch], JsonObject]
-
-
-def _brief(watch: Watch) -> JsonObject:
-    return {"id": watch.id}
+PLAIN: Submission[Watch] = Submission()
 
 
 class WatchStore:
@@ -65,33 +60,23 @@ class WatchStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, new: NewWatch, key: RequestKey | None = None, answer: Answer = _brief) -> Watch | Replay:
+    def create(self, new: NewWatch, how: Submission[Watch] = PLAIN) -> Watch | Replay:
         """Store a watch, whose first look is due at once, or find what the same key was answered before.
 
         ``TooManyWatches`` when its owner has enough, ``KeyReused`` for a key's other request.
         """
-        try:
-            return self._create(new, key, answer)
-        except IntegrityError:
-            # Another process was faster with this key, and now its row can be seen.
-            return self._create(new, key, answer)
-
-    def _create(self, new: NewWatch, key: RequestKey | None, answer: Answer) -> Watch | Replay:
         watch_id, moment = new_id("watch"), now()
         values: JsonObject = {name: getattr(new, name) for name in NewWatch.__dataclass_fields__}
         times = dict.fromkeys(("created_at", "updated_at", "next_look_at"), moment)
-        with self._database.write() as connection:
-            earlier = replayed(connection, key) if key else None
-            if earlier is not None:
-                return earlier
+
+        def make(connection: Connection) -> Watch:
             count = select(func.count()).where(watches.c.owner == new.owner)
             if connection.execute(count).scalar_one() >= MOST_PER_OWNER:
                 raise TooManyWatches
             connection.execute(insert(watches).values(id=watch_id, state="active", **values, **times))
-            made = _get(connection, watch_id)
-            if key is not None:
-                remember(connection, key, Replay(watch_id, answer(made)))
-            return made
+            return _get(connection, watch_id)
+
+        return hand_in(self._database, how, make)
 
     def get(self, watch_id: str, owner: str | None = None) -> Watch:
         """The watch, or ``WatchNotFound``."""

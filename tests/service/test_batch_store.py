@@ -13,8 +13,9 @@ from service.batches import store as store_module
 from service.batches.drafts import Draft
 from service.batches.keeper import Keeper
 from service.batches.records import NewBatch
-from service.batches.store import BatchState, BatchStore, BatchSubmission, ItemsRefused
+from service.batches.store import BatchState, BatchStore, ItemsRefused
 from service.db.tables import batch_items, batches, jobs, webhook_deliveries, webhooks
+from service.jobs.keys import Submission
 from service.jobs.leases import LeaseRules, Leases
 from service.jobs.records import NewJob, now
 from service.jobs.store import JobFilter, JobStore, TooManyQueued
@@ -137,7 +138,6 @@ def test_a_creation_that_breaks_leaves_nothing(made, database, monkeypatch):
     def die(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store_module, "remember", die)
     monkeypatch.setattr(store_module, "_get", die)
     with pytest.raises(KeyboardInterrupt):
         made.batch("/1", "/2")
@@ -162,9 +162,9 @@ def test_a_batch_that_has_more_jobs_than_may_wait_is_refused_as_a_whole(made):
     drafts = [Draft("/in", place, NewJob("/in", place, {}, {}, 0, "a")) for place in ("/1", "/2")]
     new = NewBatch("a", "b", {"template": {}}, {})
     with pytest.raises(TooManyQueued):
-        made.batches.create(new, drafts, BatchSubmission(max_queued=1))
+        made.batches.create(new, drafts, Submission(max_queued=1))
     assert made.jobs.page(JobFilter(), 10) == []
-    made.batches.create(new, drafts, BatchSubmission(max_queued=2))
+    made.batches.create(new, drafts, Submission(max_queued=2))
     assert len(made.jobs.page(JobFilter(), 10)) == 2
 
 

@@ -22,12 +22,12 @@ from service.db.tables import (
     webhook_deliveries,
     webhooks,
 )
-from service.jobs.keys import KeyReused, Replay, RequestKey
+from service.jobs.keys import KeyReused, Replay, RequestKey, Submission
 from service.jobs.leases import Leases
 from service.jobs.parts import REPORT, keep_document
 from service.jobs.records import NewJob, now
 from service.jobs.retention import Janitor, Retention
-from service.jobs.store import JobNotFound, JobStore, Submission
+from service.jobs.store import JobNotFound, JobStore
 from service.jobs.waiting import Waiting
 from tests.seaweed import S3Server
 from tests.service.conftest import FakeConverter, eventually, running

@@ -17,13 +17,13 @@ from service.db.database import Database, newest_revision
 from service.db.tables import metadata
 from service.jobs import leases as leases_module
 from service.jobs import records
+from service.jobs.keys import Submission
 from service.jobs.leases import LeaseLost, LeaseRules, Leases
 from service.jobs.records import NewJob, now
 from service.jobs.store import (
     BusyDestination,
     JobFilter,
     JobStore,
-    Submission,
     TooManyQueued,
     cancel_job,
     insert_jobs,
