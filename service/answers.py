@@ -1,4 +1,4 @@
-"""The API's answers as types for programs that use the client: the JSON objects that ``service.schemas`` makes.
+"""The API's answers as types for programs that use the client: the JSON objects that the packages' ``schemas`` make.
 
 ``TypedDict``, so that an answer is what came over the wire, fields of newer services included.
 """

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from service.schemas import Address, Options
+from service.schemas import Address, Options, Request
 
 TensorName = Annotated[str, Field(max_length=1024)]
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class InspectRequest(_Request):
+class InspectRequest(Request):
     """A checkpoint to be looked at."""
 
     source: Address
@@ -134,7 +130,7 @@ class Inspection(BaseModel):
     table: TensorTable | None = None
 
 
-class CompareRequest(_Request):
+class CompareRequest(Request):
     """Two checkpoints or models to be compared, as Hugging Face would see them."""
 
     a: Address

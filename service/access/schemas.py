@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from service.access.principals import Scope
-from service.schemas import Moment, PageQuery
+from service.schemas import Moment, PageQuery, Request
 from service.times import now
 
 Name = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -16,9 +16,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 86_400)]
 
 
-class _Lifetime(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _Lifetime(Request):
     expires_at: Annotated[Moment | None, Field(description="Null: never.")] = None
     expires_in_s: Annotated[Seconds | None, Field(description="Instead of expires_at: seconds from now.")] = None
 

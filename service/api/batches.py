@@ -20,9 +20,9 @@ from service.batches.store import BatchFilter, ItemsRefused
 from service.errors import Problem
 from service.jobs.keys import Replay, RequestKey, Submission
 from service.jobs.records import JsonObject
+from service.jobs.schemas import JobError
 from service.jobs.submit import read_options, require_storable
 from service.room import Room
-from service.schemas import JobError
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"], responses=PROBLEMS)
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Security
 from fastapi.security import SecurityScopes
 
-from service import schemas
 from service.access.guard import Guard
 from service.access.principals import LOCAL, Principal
 from service.batches.keeper import Keeper
 from service.batches.store import BatchStore
 from service.db.database import Database
 from service.errors import Problem
+from service.jobs import schemas
 from service.jobs.addresses import Places
 from service.jobs.changes import Changes
 from service.jobs.cluster import Conversions

@@ -16,12 +16,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from service import schemas
 from service.api.batches import batch_answer
 from service.api.context import PROBLEMS, Context, Here, Reader, spelled_job
 from service.api.jobs import job_filter
 from service.batches.store import BatchNotFound, BatchStore
 from service.errors import Problem
+from service.jobs import schemas
 from service.jobs.changes import LOOK_AGAIN_S, LOOK_BACK, Change, changed_batches
 from service.jobs.records import Job, now
 from service.jobs.store import JobFilter, JobNotFound, fits

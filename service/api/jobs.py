@@ -9,11 +9,11 @@ from fastapi import APIRouter, Query, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
-from service import schemas
 from service.api.context import PROBLEMS, Context, Here, Reader, Writer, job_answer
 from service.api.paging import cut, decoded
 from service.api.replays import IdempotencyKey, created
 from service.api.waiting import IfNoneMatch, Wait, etag, seconds, until
+from service.jobs import schemas
 from service.jobs.keys import Replay, RequestKey, Submission
 from service.jobs.records import Job, JsonObject, NewJob
 from service.jobs.store import JobFilter

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from service import schemas
 from service.api.context import PROBLEMS, Context, Here, Reader
 from service.api.paging import decoded_number, encoded
 from service.errors import Problem
+from service.jobs import schemas
 from service.jobs.parts import REPORT, TENSORS, unpack, unpack_rows
 from service.jobs.records import Job
+from service.schemas import PageQuery
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 
@@ -45,9 +46,7 @@ def job_attempts(job_id: str, here: Here, caller: Reader) -> schemas.AttemptList
 
 
 @router.get("/{job_id}/shards")
-def job_shards(
-    job_id: str, here: Here, caller: Reader, query: Annotated[schemas.PageQuery, Query()]
-) -> schemas.ShardPage:
+def job_shards(job_id: str, here: Here, caller: Reader, query: Annotated[PageQuery, Query()]) -> schemas.ShardPage:
     """List the output files, and which of them are done."""
     here.store.get(job_id, caller.only_owner)
     found = here.parts.shards(job_id, decoded_number(query.cursor), query.limit + 1)

@@ -13,10 +13,9 @@ from starlette.concurrency import run_in_threadpool
 from service.api.context import Context
 from service.jobs.changes import LOOK_AGAIN_S
 from service.jobs.records import Job
+from service.schemas import DURATION
 
-POLL_S = 0.25
 LONGEST_WAIT_S = 120.0
-DURATION = r"^[0-9]{1,4}(\.[0-9]{1,3})?s?$"
 WAIT_HELP = f"Seconds, such as 30s; at most {LONGEST_WAIT_S:g} are waited."
 
 Wait = Annotated[str | None, Query(pattern=DURATION, description=WAIT_HELP)]

@@ -11,10 +11,9 @@ from service.jobs.addresses import NotAllowed, Places
 from service.jobs.failures import describe
 from service.jobs.records import JsonObject, NewJob
 from service.jobs.submit import BadOption, read_options
+from service.schemas import MOST_LABELS
 from workers.errors import InputError, InvalidOption, UnshardError
 from workers.options import ConvertOptions
-
-MOST_LABELS = 32
 
 
 class DuplicateDestination(InputError):

@@ -9,16 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from service.batches.discovery import MOST_FOUND
 from service.batches.naming import FIELDS
+from service.jobs.schemas import JobError, State
 from service.schemas import (
+    SEVERAL,
     Address,
-    JobError,
     LabelFilter,
     Labels,
     Moment,
     Options,
     PageQuery,
     Priority,
-    State,
+    Request,
 )
 
 BatchState = Literal["running", "cancelling", "completed", "cancelled"]
@@ -26,15 +27,10 @@ ItemState = Literal[State, "refused"]
 Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 MaxRunning = Annotated[int, Field(ge=1, le=10_000, description="Most jobs of the batch at work at once.")]
 OnItemError = Literal["continue", "fail"]
-SEVERAL = "May be given several times."
 FIELDS_TEXT = ", ".join(f"{{{name}}} ({what})" for name, what in FIELDS.items())
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class ItemRequest(_Request):
+class ItemRequest(Request):
     """One conversion of a batch. Its options and labels come over those of the template."""
 
     source: Annotated[Address, Field(description="Absolute path or URL of the checkpoint.")]
@@ -43,7 +39,7 @@ class ItemRequest(_Request):
     labels: Labels = Field(default_factory=dict)
 
 
-class Discover(_Request):
+class Discover(Request):
     """Folders to look for. Each that fits the pattern becomes an item."""
 
     prefix: Annotated[Address, Field(description="Absolute path or URL of the folder to look below.")]
@@ -58,7 +54,7 @@ class Discover(_Request):
     ]
 
 
-class Template(_Request):
+class Template(Request):
     """What the jobs have in common."""
 
     destination: Annotated[Address | None, Field(description=f"Text with the fields {FIELDS_TEXT}.")] = None
@@ -67,7 +63,7 @@ class Template(_Request):
     priority: Priority = 0
 
 
-class BatchRequest(_Request):
+class BatchRequest(Request):
     """Many conversions at once: either listed as ``items``, or found by ``discover``."""
 
     name: Name = ""
@@ -115,7 +111,7 @@ class ItemQuery(PageQuery):
     state: Annotated[list[ItemState], Field(default_factory=list, description=SEVERAL)]
 
 
-class BatchChange(_Request):
+class BatchChange(Request):
     """What may change of a batch; what is left out stays."""
 
     name: Name = ""

@@ -37,6 +37,8 @@ WATCH_STATES = ("active", "paused")
 WATCH_ITEM_STATES = ("waiting", "submitted", "refused")
 WEBHOOK_STATES = ("active", "disabled")
 DELIVERY_STATES = ("pending", "delivered", "failed")
+ROWS_PER_QUERY = 500
+"""Values in one IN list: SQLite takes at most some thousands."""
 
 
 class UtcTime(TypeDecorator[datetime]):

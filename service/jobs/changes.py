@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from service.db.database import Database
-from service.db.tables import batches, jobs
+from service.db.tables import ROWS_PER_QUERY, batches, jobs
 from service.jobs.records import SNAPSHOT, Job, job_of, now
 
 LOOK_EVERY_S = 0.3
@@ -29,7 +29,6 @@ LOOK_BACK = timedelta(seconds=15)
 """How late a change may be committed, and how far clocks may differ, for it to be told all the same."""
 
 STAMPS_PER_QUERY = 5000
-JOBS_PER_QUERY = 500
 MOST_PENDING = 1000
 """Jobs that a listener may have to hear of. One that lags behind further has to ask the database itself."""
 
@@ -198,8 +197,8 @@ class Changes:
         return found
 
     def _jobs(self, ids: list[str]) -> Iterator[Job]:
-        for start in range(0, len(ids), JOBS_PER_QUERY):
-            some = select(*SNAPSHOT).where(jobs.c.id.in_(ids[start : start + JOBS_PER_QUERY]))
+        for start in range(0, len(ids), ROWS_PER_QUERY):
+            some = select(*SNAPSHOT).where(jobs.c.id.in_(ids[start : start + ROWS_PER_QUERY]))
             with self._database.read() as connection:
                 rows = connection.execute(some.order_by(jobs.c.updated_at, jobs.c.id)).mappings().all()
             yield from map(job_of, rows)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, sele
 from sqlalchemy.exc import IntegrityError
 
 from service.db.database import Database
-from service.db.tables import LIVE_STATES, TERMINAL_STATES, events, jobs, tokens
+from service.db.tables import LIVE_STATES, ROWS_PER_QUERY, TERMINAL_STATES, events, jobs, tokens
 from service.ids import is_id, reserve_ids
 from service.jobs.keys import Replay, Submission, hand_in
 from service.jobs.records import (
@@ -243,10 +243,6 @@ def busy_destinations(connection: Connection, destinations: Sequence[str]) -> di
         busy = select(jobs.c.destination, jobs.c.id).where(jobs.c.destination.in_(some), jobs.c.state.in_(LIVE_STATES))
         found |= {row[0]: row[1] for row in connection.execute(busy)}
     return found
-
-
-ROWS_PER_QUERY = 500
-"""Values in one IN list: SQLite takes at most some thousands."""
 
 
 def require_room(connection: Connection, owner: str, count: int, max_queued: int | None) -> None:

@@ -7,17 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.batches.schemas import FIELDS_TEXT, SEVERAL, Discover, Name, Template
-from service.schemas import Address, JobError, PageQuery, State
+from service.batches.schemas import FIELDS_TEXT, Discover, Name, Template
+from service.jobs.schemas import JobError, State
+from service.schemas import SEVERAL, Address, PageQuery, Request
 
 WatchState = Literal["active", "paused"]
 WatchItemState = Literal["waiting", "submitted", "refused"]
 LONGEST_INTERVAL_S = 7 * 24 * 3600
 Interval = Annotated[float, Field(gt=0, le=LONGEST_INTERVAL_S, description="Seconds from one look to the next.")]
-
-
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class WatchTemplate(Template):
@@ -34,7 +31,7 @@ class WatchRequest(Discover):
     interval_s: Interval = 60.0
 
 
-class WatchChange(_Request):
+class WatchChange(Request):
     """What may change of a watch; what is left out stays."""
 
     name: Name = ""

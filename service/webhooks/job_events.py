@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, RowMapping, select
 
-from service.db.tables import jobs
+from service.db.tables import ROWS_PER_QUERY, jobs
 from service.webhooks.outbox import EVENT_TYPES, Happening, JsonObject, deliver, hearers
 
 SHOWN = (
@@ -72,10 +72,6 @@ def tell_changed(connection: Connection, happening: Happening, seqs: Mapping[str
             for row in connection.execute(some).mappings()
         ]
         deliver(connection, told, ears)
-
-
-ROWS_PER_QUERY = 500
-"""Values in one IN list: SQLite takes at most some thousands."""
 
 
 def _data(row: RowMapping | JsonObject, seq: int, detail: JsonObject) -> JsonObject:

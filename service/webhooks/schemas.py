@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from service.schemas import PageQuery
+from service.schemas import SEVERAL, PageQuery, Request
 from service.webhooks.outbox import EVENT_PATTERNS, EVENT_TYPES
 from service.webhooks.targets import MOST_URL_LENGTH
 
@@ -40,11 +40,7 @@ Events = Annotated[
 Description = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class WebhookRequest(_Request):
+class WebhookRequest(Request):
     """A webhook to be made."""
 
     url: Url
@@ -53,7 +49,7 @@ class WebhookRequest(_Request):
     everyone: Annotated[bool, Field(description="Hear of everybody's jobs; for administrators.")] = False
 
 
-class WebhookChange(_Request):
+class WebhookChange(Request):
     """What may change of a webhook; what is left out stays."""
 
     url: Url | None = None
@@ -98,7 +94,7 @@ class WebhookPage(BaseModel):
 class DeliveryQuery(PageQuery):
     """Which deliveries to list."""
 
-    state: Annotated[list[DeliveryState], Field(default_factory=list, description="May be given several times.")]
+    state: Annotated[list[DeliveryState], Field(default_factory=list, description=SEVERAL)]
 
 
 class DeliveryAnswer(BaseModel):

@@ -10,8 +10,9 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from pydantic import BaseModel
 
-from service import answers, schemas
+from service import answers
 from service.batches import schemas as of_batches
+from service.jobs import schemas
 from service.watches import schemas as of_watches
 
 MODELS: dict[str, type[BaseModel]] = {
