@@ -228,3 +228,33 @@ def test_a_classifiers_head_is_trained_as_a_whole_and_kept_either_way(tmp_path):
     assert merged.tensors()["score.weight"].sum() == 3
     assert list(merged.tensors()) == ["l.weight", "score.weight"]
     assert merged.dropped == ["score.weight (before training)"]
+
+
+@pytest.mark.parametrize("lora", ["separate", "merge"])
+@pytest.mark.parametrize(
+    ("kept", "other"),
+    [
+        ("base_model.model.model.norm.weight", "model.norm.weight"),
+        (
+            "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight",
+            "base_model.model.model.layers.0.self_attn.q_proj.weight",
+        ),
+        (
+            "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight",
+            "model.layers.0.self_attn.q_proj.lora_A.default.weight",
+        ),
+    ],
+    ids=["base", "wrapped", "adapter"],
+)
+def test_two_tensors_that_are_one_without_peft_are_named_and_none_is_lost(tmp_path, lora, kept, other):
+    model = peft_model(target_modules=["q_proj"])
+    state = dict(model.state_dict())
+    state[other] = state[kept] + 1
+    run = Run(tmp_path, state, model.get_base_model().config.to_dict() | CONFIG)
+    noted = {"r": 4, "lora_alpha": 24, "task_type": "CAUSAL_LM"}
+    (tmp_path / "lora_train_meta.json").write_text(json.dumps(noted))
+    with pytest.raises(GeometryMismatch) as caught:
+        run.convert(lora=lora)
+    assert kept in caught.value.message
+    assert other in caught.value.message
+    assert caught.value.hint

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from workers.errors import AmbiguousSource, UnmappedTensor
+from workers.errors import AmbiguousSource, GeometryMismatch, UnmappedTensor
 from workers.expressions import Expression
 from workers.families.rules import Entry
 
@@ -84,8 +84,12 @@ def take_apart(entries: Iterable[Entry]) -> PeftParts:
     """Sort the tensors of a PEFT checkpoint; what no LoRA has is an ``UnmappedTensor``, and so it is named."""
     parts = PeftParts([], [], {}, [], [])
     adapters: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for raw, expression in entries:
         name = raw.removeprefix(PREFIX)
+        meaning = name.replace(".base_layer.", ".")
+        if (other := meanings.setdefault(meaning, raw)) != raw:
+            raise _same_meaning(other, raw, meaning)
         if _FOREIGN.search(name):
             raise _unknown_part(raw)
         if ".lora_" in name:
@@ -102,7 +106,7 @@ def take_apart(entries: Iterable[Entry]) -> PeftParts:
             parts.order.append(parts.original[-1][0])
             continue
         else:
-            parts.base.append((name.replace(".base_layer.", "."), expression))
+            parts.base.append((meaning, expression))
             parts.order.append(parts.base[-1][0])
             continue
         adapters.setdefault(match.groupdict().get("adapter") or "", raw)
@@ -130,6 +134,16 @@ def _match_lora(name: str) -> re.Match[str] | None:
     """Split a name at its LoRA part; "weight" after it can't be an adapter's name, since peft writes none without."""
     match = _LORA.fullmatch(name)
     return match if match and match["adapter"] not in ("weight", "bias") else _UNNAMED.fullmatch(name)
+
+
+def _same_meaning(first: str, second: str, meaning: str) -> GeometryMismatch:
+    return GeometryMismatch(
+        f"two tensors are {meaning} of the model without peft: {first} and {second}",
+        tensor=second,
+        expected="one of them",
+        found=f"{first} and {second}",
+        hint="The checkpoint was put together from two: leave the one out that isn't wanted.",
+    )
 
 
 def _unknown_part(name: str) -> UnmappedTensor:
