@@ -23,7 +23,18 @@ KINDS = {
     ".mjs": "text/javascript",
     ".svg": "image/svg+xml",
 }
-VIEWS = ("/", "/jobs", "/jobs/{_}", "/new", "/checkpoint")
+VIEWS = (
+    "/",
+    "/jobs",
+    "/jobs/{_}",
+    "/new",
+    "/checkpoint",
+    "/batches",
+    "/batches/{_}",
+    "/watches",
+    "/workers",
+    "/settings",
+)
 """Addresses of the one page, which then shows what the address says; ``dashboard/pages.js`` has the same."""
 
 

@@ -16,6 +16,7 @@ const MOST_SEEN = 2000;
 export const connection = signal("connecting");
 
 const jobListeners = new Set();
+const batchListeners = new Set();
 const gapListeners = new Set();
 const seen = new Map();
 let stopped = null;
@@ -26,6 +27,17 @@ let failures = 0;
 export function onJob(listener) {
   jobListeners.add(listener);
   return () => jobListeners.delete(listener);
+}
+
+/** @param {(batch: {id: string, state: string, counts: Record<string, number>}) => void} listener */
+export function onBatch(listener) {
+  batchListeners.add(listener);
+  return () => batchListeners.delete(listener);
+}
+
+/** Tell the page what is said of a batch. */
+export function tellBatch(batch) {
+  for (const listener of [...batchListeners]) listener(batch);
 }
 
 /** @param {() => void} listener */
@@ -105,6 +117,7 @@ async function readStream(stop) {
 
 function take(data) {
   const told = JSON.parse(data);
+  if (told.id?.startsWith("batch_")) return tellBatch(told);
   const job = told.job ?? told;
   if (job.id && job.state && job.source) tellJob(job);
 }

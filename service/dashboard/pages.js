@@ -26,6 +26,28 @@ export const PAGES = [
     load: () => import("./pages/checkpoint.js"),
     nav: { label: "Checkpoint", icon: "cube", href: "/checkpoint" },
   },
+  {
+    pattern: /^\/batches$/,
+    load: () => import("./pages/batches.js"),
+    nav: { label: "Batches", icon: "grid", href: "/batches" },
+  },
+  { pattern: /^\/batches\/new$/, load: () => import("./pages/new-batch.js") },
+  { pattern: /^\/batches\/(?<id>batch_[0-9a-f]+)$/, load: () => import("./pages/batch.js") },
+  {
+    pattern: /^\/watches$/,
+    load: () => import("./pages/watches.js"),
+    nav: { label: "Watches", icon: "eye", href: "/watches" },
+  },
+  {
+    pattern: /^\/workers$/,
+    load: () => import("./pages/workers.js"),
+    nav: { label: "Workers", icon: "workers", href: "/workers" },
+  },
+  {
+    pattern: /^\/settings$/,
+    load: () => import("./pages/settings.js"),
+    nav: { label: "Settings", icon: "settings", href: "/settings" },
+  },
 ];
 
 /**

@@ -10,6 +10,16 @@ const STATES = {
   succeeded: { word: "Succeeded", icon: "check", tone: "good" },
   failed: { word: "Failed", icon: "cross", tone: "bad" },
   cancelled: { word: "Cancelled", icon: "slash", tone: "quiet" },
+  skipped: { word: "Already there", icon: "check", tone: "good" },
+  refused: { word: "Refused", icon: "warn", tone: "warn" },
+  completed: { word: "Completed", icon: "check", tone: "good" },
+  active: { word: "Active", icon: "eye", tone: "busy" },
+  paused: { word: "Paused", icon: "pause", tone: "quiet" },
+  waiting: { word: "Waiting", icon: "clock", tone: "quiet" },
+  submitted: { word: "Submitted", icon: "arrow", tone: "busy" },
+  pending: { word: "Pending", icon: "clock", tone: "quiet" },
+  delivered: { word: "Delivered", icon: "check", tone: "good" },
+  disabled: { word: "Disabled", icon: "slash", tone: "bad" },
 };
 
 /** How a state is shown; one that came after this page was written is shown by its name. @param {string} state */

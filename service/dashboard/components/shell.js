@@ -26,8 +26,11 @@ export function Shell({ path, children }) {
 }
 
 function NavLink({ page, path }) {
-  const current = page.pattern.test(path) || (page.nav.href === "/" && path.startsWith("/jobs"));
-  return html`<a href=${page.nav.href} class="nav" aria-current=${current ? "page" : undefined}>
+  const current = page.pattern.test(path) || path.startsWith(`${page.nav.href === "/" ? "/jobs" : page.nav.href}/`);
+  const link = useRef(null);
+  // On a narrow screen the navigation scrolls sideways.
+  useEffect(() => { if (current) link.current.scrollIntoView({ block: "nearest", inline: "nearest" }); }, [current]);
+  return html`<a href=${page.nav.href} class="nav" ref=${link} aria-current=${current ? "page" : undefined}>
     <${Icon} name=${page.nav.icon} /><span>${page.nav.label}</span>
   </a>`;
 }
