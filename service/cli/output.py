@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
+
+from workers.errors import StorageError
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _BOLD, _RED, _GREEN, _DIM, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -22,7 +25,41 @@ def say(line: str = "", *, to: TextIO | None = None) -> None:
     prefix, colon, rest = text.partition(":")
     if colon and prefix in STYLES and has_colour(stream):
         text = f"{STYLES[prefix]}{prefix}:{_RESET}{rest}"
-    stream.write(text + "\n")
+    _write(stream, text + "\n")
+
+
+def flush() -> None:
+    """See that all was written. Raises ``OutputLost`` when the output takes no more."""
+    with _told_as_lost(sys.stdout):
+        sys.stdout.flush()
+
+
+class OutputLost(StorageError):
+    """The output takes nothing: a full disk, say."""
+
+
+def _write(stream: TextIO, text: str) -> None:
+    with _told_as_lost(stream):
+        stream.write(text)
+
+
+@contextmanager
+def _told_as_lost(stream: TextIO) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        forget(stream)
+        raise OutputLost(
+            f"the output could not be written: {error.strerror}",
+            hint="What the command does is done, and only what it had to say is lost.",
+        ) from None
+
+
+def forget(stream: TextIO) -> None:
+    """Keep the interpreter from complaining, at its end, about what can't be written any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def styled(text: str, style: str, stream: TextIO | None = None) -> str:
@@ -32,7 +69,7 @@ def styled(text: str, style: str, stream: TextIO | None = None) -> str:
 
 def emit_json(value: Any) -> None:
     """Write one JSON document to stdout."""
-    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
+    _write(sys.stdout, json.dumps(value, indent=1, default=str) + "\n")
 
 
 def has_colour(stream: TextIO) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from service.cli.output import emit_json, say
+from service.cli.output import emit_json, flush, forget, say
 from service.cli.problems import document, exit_status, lines, unexpected
 
 SUCCESS, USAGE = 0, 2
@@ -17,11 +18,12 @@ BROKEN_PIPE = 141
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; every failure is told in plain words, or as JSON where ``--json`` was given."""
+    _open_closed_streams()
     try:
         status = _run(arguments)
-        sys.stdout.flush()
+        flush()
     except BrokenPipeError:
-        _forget_stdout()
+        forget(sys.stdout)
         return BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - nobody above could tell the user
         return _fail(error, as_json="--json" in arguments)
@@ -47,7 +49,7 @@ def _fail(error: BaseException, *, as_json: bool) -> int:
     try:
         return _usage(error, as_json=as_json) if _is_usage(error) else _told(error, as_json=as_json)
     except BrokenPipeError:
-        _forget_stdout()
+        forget(sys.stdout)
         return BROKEN_PIPE
 
 
@@ -59,7 +61,7 @@ def _told(error: BaseException, *, as_json: bool) -> int:
             say(line, to=sys.stderr)
     if unexpected(error) and os.environ.get("UNSHARD_DEBUG"):
         sys.excepthook(type(error), error, error.__traceback__)
-    sys.stdout.flush()
+    flush()
     return exit_status(error)
 
 
@@ -80,6 +82,8 @@ def _usage(error: Any, *, as_json: bool) -> int:
     return USAGE
 
 
-def _forget_stdout() -> None:
-    """Keep the interpreter from complaining, at its end, about what can't be written any more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _open_closed_streams() -> None:
+    """Whoever started this without an output (``>&-``) wants none: that is no reason to fail."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open to the end

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from service.cli.output import count, emit_json, say, size
 from workers.convert import compare_sources
+from workers.errors import UnshardError
+from workers.inspect import inspect
+from workers.options import ConvertOptions
 from workers.verify import Report, verify_model
 
 PROBLEMS_SHOWN = 20
@@ -17,6 +22,8 @@ def run_verify(a: str, b: str | None, *, atol: float, forward: bool, as_json: bo
         emit_json(report.to_dict())
     else:
         _say_report(report, a, b)
+        if b is None and not report.tensors:
+            _say_what_else(a)
     return 0 if report.equal else DIFFERENT
 
 
@@ -28,6 +35,13 @@ def _report(a: str, b: str | None, *, atol: float, forward: bool) -> Report:
 
         return compare_logits(a, b, atol=atol)
     return compare_sources(a, b, atol=atol)
+
+
+def _say_what_else(place: str) -> None:
+    """Where there is no model there may be a checkpoint, which is verified against one."""
+    with suppress(UnshardError):
+        found = inspect(place, ConvertOptions()).to_dict()["format"]
+        say(f"hint: this is a checkpoint ({found}), not a model; compare it with one: unshard verify {place} MODEL")
 
 
 def _say_report(report: Report, a: str, b: str | None) -> None:

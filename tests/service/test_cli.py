@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -327,6 +328,28 @@ def test_a_closed_pipe_is_no_reason_for_a_traceback():
     os.close(write)
     assert done.err == ""
     assert done.status == 141
+
+
+def test_a_finished_conversion_whose_report_is_lost_says_that_it_is_finished(tmp_path):
+    with Path("/dev/full").open("w") as full:
+        done = finish(start("convert", QWEN, tmp_path / "model", stdout=full))
+    assert done.status == 3
+    assert done.err.startswith("error: the output could not be written: No space left on device\n")
+    assert "What the command does is done" in done.err
+    assert (tmp_path / "model" / "unshard.json").exists()
+
+
+def test_whoever_wants_no_output_gets_none(tmp_path):
+    command = f'"{sys.executable}" -m service.cli convert "{QWEN}" "{tmp_path}/model" >&- 2>&-'
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "model" / "unshard.json").exists()
+
+
+def test_a_checkpoint_is_no_model_and_verify_says_what_it_is(capsys):
+    done = unshard(capsys, "verify", QWEN)
+    assert done.status == 1
+    assert "hint: this is a checkpoint (verl-fsdp), not a model" in done.out
 
 
 def on_a_terminal(*arguments, env):
