@@ -246,7 +246,11 @@ def _invalid(error: RequestValidationError) -> Problem:
 def _of_status(error: HTTPException) -> Problem:
     names = {status: name for name, (status, _) in PROBLEMS.items() if name in _GENERIC}
     name = names.get(error.status_code, "bad-request" if error.status_code < 500 else "internal")
-    hints = {"not-found": "The paths are listed at /v1/docs.", "method-not-allowed": "See /v1/docs."}
+    hints = {
+        "bad-request": "Send a JSON object as application/json; see /v1/docs for what is expected.",
+        "not-found": "The paths are listed at /v1/docs.",
+        "method-not-allowed": "See /v1/docs.",
+    }
     return Problem(name, str(error.detail), hint=hints.get(name, ""))
 
 

@@ -333,3 +333,8 @@ def test_a_service_without_a_cluster_is_ready_for_who_can_do_without(service, mo
     monkeypatch.setattr(type(service.context.database), "problem", lambda _: "gone")
     assert service.http.get("/readyz", params={"exclude": "ray"}).status_code == 503
     assert_problem(service.http.get("/readyz", params={"exclude": "disk"}), 422, "validation")
+
+
+def test_a_number_too_long_to_be_read_is_a_bad_request_with_a_hint(idle):
+    headers = {"Content-Type": "application/json"}
+    assert_problem(idle.http.post("/v1/jobs", content=b"1" * 5000, headers=headers), 400, "bad-request")
