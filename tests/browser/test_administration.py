@@ -123,6 +123,35 @@ def test_a_page_for_administrators_is_accessible_in_every_width(signed_in, view,
     assert_accessible(page)
 
 
+WALKED = ["/checkpoint", "/batches", "/batches/new", "/watches", "/workers", "/settings?tab=webhooks"]
+FOCUSED = """() => {
+  const at = document.activeElement;
+  if (at === document.body) return null;
+  const outlined = [null, '::after'].some((part) => getComputedStyle(at, part).outlineStyle !== 'none');
+  return {name: at.outerHTML.slice(0, 90), outlined, wide: at.getBoundingClientRect().width};
+}"""
+REACHABLE = "a[href], button:not([disabled]), input, select, summary, [tabindex='0']"
+
+
+def test_the_tab_key_reaches_everything_and_shows_where_it_is(signed_in, staffed):
+    page = signed_in(WALKED[0])
+    for path in WALKED:
+        page.goto(staffed[0].url + path)
+        page.wait_for_selector("main h1")
+        page.wait_for_timeout(300)
+        shown = page.locator(REACHABLE).evaluate_all("all => all.filter((one) => one.checkVisibility()).length")
+        seen = set()
+        for _ in range(shown + 5):
+            page.keyboard.press("Tab")
+            focused = page.evaluate(FOCUSED)
+            if focused is None:
+                break
+            assert focused["outlined"], f"{path}: {focused['name']} does not show that it has the focus"
+            assert focused["wide"] > 0
+            seen.add(page.evaluate("() => [...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+        assert len(seen) >= shown, f"{path}: {len(seen)} of {shown} were reached"
+
+
 def test_workers_shows_each_machine_with_its_actors_and_their_work(signed_in):
     page = signed_in("/workers")
     machine = page.get_by_label("Machine 10.1.0.1", exact=True)

@@ -28,8 +28,12 @@ export function Shell({ path, children }) {
 function NavLink({ page, path }) {
   const current = page.pattern.test(path) || path.startsWith(`${page.nav.href === "/" ? "/jobs" : page.nav.href}/`);
   const link = useRef(null);
-  // On a narrow screen the navigation scrolls sideways.
-  useEffect(() => { if (current) link.current.scrollIntoView({ block: "nearest", inline: "nearest" }); }, [current]);
+  // On a narrow screen the navigation scrolls sideways. `scrollIntoView` would also move where the Tab key goes on from.
+  useEffect(() => {
+    const bar = link.current.parentElement;
+    const { offsetLeft, offsetWidth } = link.current;
+    if (current && offsetLeft + offsetWidth > bar.offsetLeft + bar.clientWidth) bar.scrollLeft = offsetLeft + offsetWidth - bar.offsetLeft - bar.clientWidth;
+  }, [current]);
   return html`<a href=${page.nav.href} class="nav" ref=${link} aria-current=${current ? "page" : undefined}>
     <${Icon} name=${page.nav.icon} /><span>${page.nav.label}</span>
   </a>`;

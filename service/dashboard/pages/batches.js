@@ -11,7 +11,8 @@ import { setQuery } from "../router.js";
 
 const PAGE = 50;
 const STATES = [["", "All"], ["running", "Running"], ["completed", "Completed"], ["cancelled", "Cancelled"]];
-const COMMAND = `curl -s http://127.0.0.1:8000/v1/batches -H 'Content-Type: application/json' \\
+const COMMAND = `curl -s http://127.0.0.1:8000/v1/batches \\
+  -H 'Content-Type: application/json' \\
   -d '{"discover": {"prefix": "/runs/qwen", "pattern": "global_step_*"},
        "template": {"destination": "/models/qwen/step-{step}"}}'`.replace("http://127.0.0.1:8000", location.origin);
 

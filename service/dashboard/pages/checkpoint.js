@@ -54,7 +54,7 @@ function Choice({ choice, query, busy, reload }) {
 function Nothing() {
   const told = useSignal(overview);
   return html`<section class="card nothing-yet"><${Icon} name="cube" /><h2>Look into any checkpoint without converting it</h2>
-    <p>Its modules with their sizes, the mesh that it was saved by, where each rank's slice of a tensor lies, what is missing, and how it differs from another. Only metadata is read.</p>
+    <p>Its modules with their sizes, the mesh that it was saved by, where each rank's slice of a tensor lies, what is missing, and how it differs from another. Nothing is written, and only metadata is read until you compare.</p>
     ${told?.demo && html`<a class="button primary" href=${`/checkpoint${spelled({ source: told.demo.source })}`}>Look into the demo checkpoint</a>`}
     <p class="hint">Or from a shell</p><${Code} text=${`unshard inspect ${quoted("/path/to/checkpoint")}`} label="command" /></section>`;
 }

@@ -15,7 +15,8 @@ const POLL_MS = 5000;
 const LOOKED_MS = 900;
 const ITEMS = 100;
 const DEFAULT_INTERVAL_S = 60;
-const COMMAND = `curl -s ${location.origin}/v1/watches -H 'Content-Type: application/json' \\
+const COMMAND = `curl -s ${location.origin}/v1/watches \\
+  -H 'Content-Type: application/json' \\
   -d '{"prefix": "/runs/qwen", "pattern": "global_step_*", "interval_s": 60,
        "template": {"destination": "/models/qwen/step-{step}"}}'`;
 

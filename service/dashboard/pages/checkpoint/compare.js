@@ -74,12 +74,12 @@ function Verdict({ told }) {
 /** Largest first. */
 function Differences({ rows, all }) {
   const sorted = [...rows].sort((one, other) => (other.largest ?? Infinity) - (one.largest ?? Infinity));
-  return html`<h3>${count(all, "tensor")} with other values</h3><div class="scroll" tabindex="0" role="region" aria-label="Tensors with other values"><table class="rows-table">
-    <thead><tr><th scope="col">Tensor</th><th scope="col" class="end">Largest difference</th><th scope="col" class="end">Elements that differ</th><th scope="col">First of them</th></tr></thead>
-    <tbody>${sorted.slice(0, 200).map((row) => html`<tr><td><a href=${`?${queryTo(row.tensor)}`}><code>${row.tensor}</code></a><div class="hint">${row.dtype} ${dimensions(row.shape)}</div></td>
-      <td class="end">${row.largest === null ? "not a number" : plain(row.largest)}</td>
-      <td class="end"><span class="part-of">${number(row.different_elements)}<span class="share" aria-hidden="true"><i style=${{ width: `${Math.max(2, (100 * row.different_elements) / row.elements)}%` }} /></span></span><div class="hint">${few(row.different_elements / row.elements)}</div></td>
-      <td class="nowrap"><code>[${row.index.join(", ")}]</code> <span class="hint">${plain(row.first)} → ${plain(row.second)}</span></td></tr>`)}</tbody></table></div>`;
+  return html`<h3>${count(all, "tensor")} with other values</h3><div class="scroll" tabindex="0" role="region" aria-label="Tensors with other values"><table role="table" class="stacks rows-table">
+    <thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">Tensor</th><th role="columnheader" scope="col" class="end">Largest difference</th><th role="columnheader" scope="col" class="end">Elements that differ</th><th role="columnheader" scope="col">First of them</th></tr></thead>
+    <tbody role="rowgroup">${sorted.slice(0, 200).map((row) => html`<tr role="row"><td role="cell" class="wide"><a href=${`?${queryTo(row.tensor)}`}><code>${row.tensor}</code></a><div class="hint">${row.dtype} ${dimensions(row.shape)}</div></td>
+      <td role="cell" class="end" data-label="by up to">${row.largest === null ? "not a number" : plain(row.largest)}</td>
+      <td role="cell" class="end"><span class="part-of">${number(row.different_elements)}<span class="share" aria-hidden="true"><i style=${{ width: `${Math.max(2, (100 * row.different_elements) / row.elements)}%` }} /></span></span><div class="hint">${few(row.different_elements / row.elements)}</div></td>
+      <td role="cell" class="nowrap"><code>[${row.index.join(", ")}]</code> <span class="hint">${plain(row.first)} → ${plain(row.second)}</span></td></tr>`)}</tbody></table></div>`;
 }
 
 const few = (part) => (part < 0.005 ? "less than 1 %" : percent(part));
