@@ -69,7 +69,7 @@ def test_a_checkpoint_is_accessible_in_every_view_and_width(here, open_page, vie
     ready = {"tensor": ".picture", "map": ".treemap button", "files": ".files", "compare": ".comparison"}
     page.wait_for_selector(ready[more.get("view", "tensor")])
     expect(page.locator(".skeleton")).to_have_count(0)
-    for width in (1440, 768, 375):
+    for width in (1440, 768, 375) if scheme == "light" else (1440, 375):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(80)
         assert_fits(page)
