@@ -69,6 +69,21 @@ def test_a_whole_life_is_seen_without_loading_again(service, stage, open_page):
     assert not [text for text in said if "%" in text], "progress is not read out"
 
 
+def test_the_jobs_of_one_batch_are_a_link_away_and_stay_alone(service, open_page):
+    items = [{"source": f"/in/{name}", "destination": f"/models/{name}"} for name in ("a", "b")]
+    batch = service.client.create("batches", {"items": items, "name": "two"})
+    page = open_page(f"{service.url}/batches/{batch['id']}")
+    page.get_by_role("main").get_by_role("link", name="Jobs", exact=True).click()
+    expect(page.locator("tr.job")).to_have_count(2)
+    assert f"batch={batch['id']}" in page.url
+    other = service.client.submit("/in/c", "/models/c")
+    service.job_in(other["id"], "succeeded")
+    page.reload()
+    expect(page.locator("tr.job")).to_have_count(2)
+    page.get_by_role("button", name="Take away the filter by batch").click()
+    expect(page.locator("tr.job")).to_have_count(3)
+
+
 def test_chips_search_and_labels_narrow_the_list_and_stay_in_the_address(service, stage, open_page):
     stage.plays["/models/b"] = Play(failure=StorageError("the disk is full", hint="Free some space."), until=0.5)
     for name, run in (("a", "one"), ("b", "one"), ("c", "two")):

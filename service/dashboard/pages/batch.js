@@ -56,7 +56,7 @@ function Head({ batch, setBatch }) {
     <div class="head job-head"><div class="what"><h1 tabindex="-1">${titleOf(batch)}</h1><${StateBadge} state=${batch.state} /></div>
       <div class="actions">${batch.links.retry_failed && failed > 0 && html`<${Button} label=${`Retry ${number(failed)} failed`} icon="retry" kind="primary" busy=${busy === "retry_failed"} onClick=${() => act("retry_failed")}>Retry ${number(failed)} failed<//>`}
         ${batch.links.cancel && html`<${Button} label="Cancel the batch" icon="close" kind="danger" busy=${busy === "cancel" || batch.state === "cancelling"} onClick=${() => act("cancel")}>Cancel<//>`}
-        <a class="button" href=${`/?search=${encodeURIComponent(batch.discover?.prefix ?? "")}`}><${Icon} name="list" /><span>Jobs</span></a>
+        <a class="button" href=${`/?batch=${batch.id}`}><${Icon} name="list" /><span>Jobs</span></a>
         ${batch.ended_at && (sure ? html`<${Button} label="Really forget it?" icon="trash" kind="danger" onClick=${forget}>Really forget it?<//><${Button} label="Keep it" icon="close" kind="ghost" onClick=${() => setSure(false)} />` : html`<${Button} label="Forget this batch" icon="trash" kind="ghost" onClick=${() => setSure(true)} />`)}</div></div>
     <dl class="way">${batch.discover && html`<div><dt>From</dt><dd><code>${batch.discover.prefix}/${batch.discover.pattern}</code></dd></div>`}${batch.template.destination && html`<div><dt>To</dt><dd><code>${batch.template.destination}</code></dd></div>`}</dl></header>`;
 }

@@ -13,6 +13,8 @@ const MOST_AGAIN = 200;
  * @property {string} group of states, one of GROUPS
  * @property {string} search
  * @property {string[]} labels NAME:VALUE
+ * @property {string} batch the id of one
+ * @property {string} watch the id of one
  */
 
 /** The filter in an address. @param {URLSearchParams} asked @returns {Filter} */
@@ -20,7 +22,12 @@ export const filterOf = (asked) => ({
   group: asked.get("show") ?? "",
   search: asked.get("search") ?? "",
   labels: asked.getAll("label"),
+  batch: asked.get("batch") ?? "",
+  watch: asked.get("watch") ?? "",
 });
+
+/** Whether it is that of all jobs. @param {Filter} filter */
+export const isOpen = (filter) => !filter.group && !filter.search && !filter.labels.length && !filter.batch && !filter.watch;
 
 const statesOf = (filter) => GROUPS.find((group) => group.name === filter.group)?.states ?? [];
 
@@ -28,6 +35,8 @@ const statesOf = (filter) => GROUPS.find((group) => group.name === filter.group)
 export function fits(job, filter) {
   const states = statesOf(filter);
   if (states.length && !states.includes(job.state)) return false;
+  if (filter.batch && job.batch_id !== filter.batch) return false;
+  if (filter.watch && job.watch_id !== filter.watch) return false;
   const wanted = filter.search.toLowerCase();
   if (wanted && ![job.id, job.source, job.destination].some((text) => text.toLowerCase().includes(wanted))) return false;
   return filter.labels.every((label) => {
@@ -36,8 +45,10 @@ export function fits(job, filter) {
   });
 }
 
-const pathOf = (filter, limit, cursor) =>
-  `/v1/jobs${query({ state: statesOf(filter), search: filter.search, label: filter.labels, limit, cursor })}`;
+const pathOf = (filter, limit, cursor) => {
+  const { search, labels: label, batch: batch_id, watch: watch_id } = filter;
+  return `/v1/jobs${query({ state: statesOf(filter), search, label, batch_id, watch_id, limit, cursor })}`;
+};
 
 /**
  * @param {Filter} filter

@@ -11,7 +11,7 @@ import { jobsInAll, overview } from "../overview.js";
 import { setQuery } from "../router.js";
 import { GROUPS } from "../states.js";
 import { useSignal } from "../store.js";
-import { filterOf, useJobs } from "./jobs-data.js";
+import { filterOf, isOpen, useJobs } from "./jobs-data.js";
 
 const SEARCH_WAIT_MS = 200;
 const COLUMNS = [
@@ -22,9 +22,8 @@ export default function Jobs({ query }) {
   const filter = filterOf(query);
   const told = useSignal(overview);
   const list = useJobs(filter);
-  const isOpen = filter.group === "" && filter.search === "" && filter.labels.length === 0;
   useEffect(() => { document.title = titleOf(told); }, [told]);
-  const isNew = isOpen && list.jobs?.length === 0 && (told === null || jobsInAll(told) === 0);
+  const isNew = isOpen(filter) && list.jobs?.length === 0 && (told === null || jobsInAll(told) === 0);
   if (isNew) return html`<div class="page"><${Welcome} demo=${told?.demo} /></div>`;
   return html`<div class="page jobs-page">
     <div class="head"><h1 tabindex="-1">Jobs</h1><a class="button primary" href="/new"><${Icon} name="plus" /><span>New job</span></a></div>
@@ -53,6 +52,8 @@ function Filters({ filter, counts }) {
     </div>
     ${filter.labels.map((label) => html`<button key=${label} type="button" class="chip set" aria-label=${`Take away the filter ${label}`}
       onClick=${() => setQuery({ label: filter.labels.filter((other) => other !== label) }, { push: true })}>${label}<${Icon} name="close" /></button>`)}
+    ${["batch", "watch"].filter((kind) => filter[kind]).map((kind) => html`<button key=${kind} type="button" class="chip set"
+      aria-label=${`Take away the filter by ${kind}`} onClick=${() => setQuery({ [kind]: "" }, { push: true })}>of one ${kind}<${Icon} name="close" /></button>`)}
     <${Search} text=${filter.search} />
   </div>`;
 }
@@ -144,5 +145,5 @@ function Bulk({ jobs, clear }) {
 
 function Nothing() {
   return html`<div class="card nothing"><${Icon} name="search" /><p>No job fits this filter.</p>
-    <${Button} label="Show all jobs" onClick=${() => setQuery({ show: "", search: "", label: [] }, { push: true })}>Show all jobs<//></div>`;
+    <${Button} label="Show all jobs" onClick=${() => setQuery({ show: "", search: "", label: [], batch: "", watch: "" }, { push: true })}>Show all jobs<//></div>`;
 }

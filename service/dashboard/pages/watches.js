@@ -57,7 +57,7 @@ function Watch({ watch, isOpen, reload }) {
     <dl class="tiles watch-tiles"><div><dt>Waiting</dt><dd>${number(counts.waiting)}</dd></div><div><dt>Became jobs</dt><dd>${number(counts.submitted)}</dd></div><div><dt>Refused</dt><dd>${number(counts.refused)}</dd></div>
       <div><dt>Looks every</dt><dd>${duration(watch.interval_s)}</dd></div><div><dt>Last look</dt><dd>${watch.last_look_at ? html`<${Time} at=${watch.last_look_at} />` : "not yet"}</dd></div><div><dt>Next look</dt><dd>${watch.state === "active" ? html`<${Time} at=${watch.next_look_at} />` : "paused"}</dd></div></dl>
     <div class="watch-foot"><button type="button" class="as-link" aria-expanded=${String(isOpen)} onClick=${() => setQuery({ watch: isOpen ? "none" : watch.id })}>${isOpen ? "Hide what it saw" : `Show what it saw (${count(counts.waiting + counts.submitted + counts.refused, "folder")})`}</button>
-      ${counts.submitted > 0 && html`<a href=${`/?search=${encodeURIComponent(watch.prefix)}`}>Its jobs</a>`}</div>
+      ${counts.submitted > 0 && html`<a href=${`/?watch=${watch.id}`}>Its jobs</a>`}</div>
     ${isOpen && html`<${Seen} watch=${watch} />`}
   </article>`;
 }
