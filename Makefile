@@ -38,7 +38,7 @@ demo: env ## convert a shipped checkpoint through the service and show the resul
 	@$(VENV)/bin/unshard demo
 
 test: env ## run all tests (ARGS="-k name" to choose)
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest --numprocesses 2 $(ARGS)
 
 check: env ## lint, formatting, types
 	$(VENV)/bin/ruff check .

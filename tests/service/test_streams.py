@@ -281,7 +281,7 @@ def test_a_change_that_is_committed_late_is_told_and_none_is_told_twice(database
 
 def test_every_job_of_a_large_batch_is_told_though_all_have_one_time(database, monkeypatch):
     monkeypatch.setattr(feed, "STAMPS_PER_QUERY", 7)
-    monkeypatch.setattr(feed, "JOBS_PER_QUERY", 5)
+    monkeypatch.setattr(feed, "ROWS_PER_QUERY", 5)
     store = JobStore(database)
     template = store.create(NewJob("/in", "/x", {}, {}))
     moment = now()

@@ -462,7 +462,8 @@ def test_every_route_of_the_api_asks_for_a_scope():
         scopes = {scope for needed in asked for scope in needed.own_oauth_scopes or ()}
         assert bool(scopes) == (path not in without_scope), path
         changes = route.methods - {"GET", "HEAD"}
-        assert not changes or scopes != {"jobs:read"} or path == "/v1/inspect", f"{path} changes something"
+        asks_only = path in ("/v1/inspect", "/v1/compare")  # with bodies that no address could hold
+        assert not changes or scopes != {"jobs:read"} or asks_only, f"{path} changes something"
         seen += 1
     assert seen > 20
 
