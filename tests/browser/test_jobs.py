@@ -44,6 +44,7 @@ def test_a_newcomer_converts_the_checkpoint_that_comes_along(tmp_path, open_page
         expect(page.locator(".badge")).to_have_text("Succeeded")
         keep_screenshot(page, "newcomer-done")
         assert (tmp_path / "models" / "qwen3-moe-demo" / "model.safetensors").is_file()
+        open_page.close()  # before the service, which it would miss
 
 
 def test_a_whole_life_is_seen_without_loading_again(service, stage, open_page):

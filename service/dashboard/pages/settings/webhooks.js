@@ -32,7 +32,7 @@ function Hook({ hook, isOpen, reload, onSecret }) {
   const [busy, setBusy] = useState("");
   const [sure, setSure] = useState("");
   const here = `/v1/webhooks/${hook.id}`;
-  const act = async (name, work) => { setBusy(name); await attempt(async () => { await work(); await reload(); }); setBusy(""); setSure(""); };
+  const act = async (name, work) => { setBusy(name); await attempt(async () => { await work(); await reload(); }); setBusy(""); setSure((now) => (now === name ? "" : now)); };
   const test = () => act("test", async () => {
     const told = await call(`${here}:test`, { method: "POST" });
     notify(told.state === "delivered" ? "good" : "bad", told.state === "delivered" ? `The receiver answered ${told.response_status}` : `The test was not delivered: ${told.error ?? `the receiver answered ${told.response_status}`}`);
@@ -43,7 +43,7 @@ function Hook({ hook, isOpen, reload, onSecret }) {
       <div class="actions"><${Button} label=${`Test ${hook.url}`} icon="play" busy=${busy === "test"} onClick=${test}>Test<//>
         ${hook.state === "disabled" && html`<${Button} label=${`Make active: ${hook.url}`} icon="retry" kind="primary" busy=${busy === "turn"} onClick=${() => act("turn", () => call(here, { method: "PATCH", body: { state: "active" } }))}>Make active<//>`}
         ${sure === "rotate" ? html`<${Button} label="Really a new secret?" icon="key" kind="danger" busy=${busy === "rotate"} onClick=${rotate}>Really a new secret?<//>` : html`<${Button} label=${`New secret for ${hook.url}`} icon="key" kind="ghost" onClick=${() => setSure("rotate")} />`}
-        ${sure === "remove" ? html`<${Button} label="Really forget it?" icon="trash" kind="danger" busy=${busy === "remove"} onClick=${() => act("remove", () => call(here, { method: "DELETE" }))}>Really forget it?<//>` : html`<${Button} label=${`Forget ${hook.url}`} icon="trash" kind="ghost" onClick=${() => setSure("remove")} />`}
+        ${sure === "remove" ? html`<${Button} key="really" label="Really forget it?" icon="trash" kind="danger" busy=${busy === "remove"} onClick=${() => act("remove", () => call(here, { method: "DELETE" }))}>Really forget it?<//>` : html`<${Button} label=${`Forget ${hook.url}`} icon="trash" kind="ghost" onClick=${() => setSure("remove")} />`}
         ${sure && html`<${Button} label="Leave it as it is" icon="close" kind="ghost" onClick=${() => setSure("")} />`}</div></div>
     <p class="watch-where">${hook.events.map((name) => html`<code class="scope">${name}</code> `)}${hook.everyone && html`<span class="hint">of everybody's jobs</span>`}</p>
     ${hook.disabled_reason && html`<div class="watch-error"><${Icon} name="warn" /><p>${hook.disabled_reason}</p></div>`}
