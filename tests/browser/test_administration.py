@@ -100,6 +100,7 @@ def signed_in(staffed, open_page):
         page = open_page(service.url + path, **how)
         page.get_by_label("Token", exact=True).fill(token)
         page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("dialog").wait_for(state="hidden")
         return page
 
     return opened

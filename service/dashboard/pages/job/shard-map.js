@@ -19,7 +19,8 @@ const MOST_SOURCES = 6;
 export function ShardMap({ shards, table, job }) {
   const box = useRef(null);
   const [view, setView] = useState({ top: 0, height: 360, width: 0, narrow: NARROW.matches });
-  const [selected, select] = useState(-1);
+  const [chosen, select] = useState(-1);
+  const selected = table ? chosen : -1; // a retry takes the plan away, and what was chosen in it
   const scheme = useScheme();
   useBox(box, setView);
   const row = view.narrow ? ROW_NARROW : ROW;
