@@ -238,6 +238,7 @@ def run_plan(  # noqa: PLR0913 - as convert
         return Result(destination, manifest, summary, time.monotonic() - began, 0, 0, (), already_there=True)
     run = _Conversion(
         plan=made,
+        summary=summary,
         destination=target,
         engine=engine or ThreadsEngine(),
         observer=observer,
@@ -334,6 +335,8 @@ class _Conversion:
     """One attempt at a plan."""
 
     plan: Plan
+    summary: dict[str, Any]
+    """The plan's, which asks every target what it reads: made once."""
     destination: Destination
     engine: Engine
     observer: Observer
@@ -380,7 +383,7 @@ class _Conversion:
         self._stop_if_cancelled()
         self.may_commit()
         manifest = build_manifest(
-            self.plan.summary(), [(record, self._parts_of(n)) for n, record in enumerate(records)], small, self.attempt
+            self.summary, [(record, self._parts_of(n)) for n, record in enumerate(records)], small, self.attempt
         )
         manifest["warnings"] += self.warnings
         self.destination.commit((json.dumps(manifest, indent=1) + "\n").encode())
