@@ -58,12 +58,13 @@ export async function send(path, how = {}) {
     if (error.name === "AbortError") throw error;
     throw new Problem({ title: "The service does not answer", hint: "Is it running? The page tries again by itself." }, 0);
   }
+  // A refusal that arrives after a sign-in was of the token before it, or of none.
+  if (response.status === 401 && token === sessionStorage.getItem(TOKEN)) tokenWanted.set(true);
   if (!response.ok) throw await problemOf(response);
   return response;
 }
 
 async function problemOf(response) {
-  if (response.status === 401) tokenWanted.set(true);
   const document = await response.json().catch(() => ({}));
   return new Problem(document, response.status);
 }

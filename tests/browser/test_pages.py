@@ -196,6 +196,27 @@ def test_a_page_asks_for_the_token_and_keeps_it_in_its_tab(tmp_path, open_page):
         open_page.close()  # before the service, which it would miss
 
 
+def test_a_late_refusal_of_what_was_asked_before_the_sign_in_does_not_ask_again(tmp_path, open_page):
+    everything = {"allowed_sources": ("/",), "allowed_destinations": ("/",)}
+    settings = Settings(data_dir=tmp_path / "data", admin_token=TOKEN, poll_s=0.05, **everything)
+    with running(settings, Stage(), TOKEN) as service:
+        open_page.forgiven = lambda told: "401" in told
+        page = open_page("about:blank")
+        held = []
+        page.route("**/v1/overview", lambda route: held.append(route), times=1)  # noqa: PLW0108 - Playwright wants a function
+        page.goto(service.url)
+        page.get_by_label("Token", exact=True).fill(TOKEN)
+        page.get_by_role("button", name="Sign in").click()
+        question = page.get_by_role("dialog")
+        expect(question).to_be_hidden()
+        with page.expect_response("**/v1/overview") as refused:
+            held[0].fulfill(status=401, json={"title": "A token is needed", "status": 401})
+        refused.value.finished()
+        page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn, 50)))")
+        expect(question).to_be_hidden(timeout=1)
+        open_page.close()
+
+
 class Restartable:
     """A service that stops and comes back at the same address with the same data."""
 
