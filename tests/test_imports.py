@@ -30,13 +30,13 @@ LAYERS = [
 # Of the control plane; workers are plain Python that a cluster node runs.
 SERVICE_ONLY = {
     "alembic",
+    "click",
     "fastapi",
     "prometheus_client",
     "pydantic",
     "rich",
     "sqlalchemy",
     "starlette",
-    "typer",
     "uvicorn",
 }
 

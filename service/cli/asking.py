@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,10 @@ def _item(line: str, where: str) -> JsonObject:
 LINE_HINT = 'Write lines such as: /runs/a /models/a; or {"source": "/runs/a", "destination": "/models/a"}.'
 
 
-def assigned(labels: list[str] | None) -> dict[str, str]:
+def assigned(labels: Iterable[str]) -> dict[str, str]:
     """Labels from ``NAME=VALUE``."""
     found: dict[str, Any] = {}
-    for text in labels or ():
+    for text in labels:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise InvalidOption(f"the label {text!r} is not NAME=VALUE", hint="Write --label run=42.")

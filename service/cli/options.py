@@ -12,7 +12,7 @@ from workers.options import MAPPING, ConvertOptions, parse_assignment
 FIELDS = frozenset(field.name for field in dataclasses.fields(ConvertOptions))
 
 
-def gather(parameters: Mapping[str, Any], assignments: Iterable[str] | None) -> ConvertOptions:
+def gather(parameters: Mapping[str, Any], assignments: Iterable[str]) -> ConvertOptions:
     """Build the options; parameters of the command that aren't options, or weren't given, are passed over.
 
     Raises ``InvalidOption`` for an unknown name, an impossible value, or two values for one option.
@@ -20,10 +20,10 @@ def gather(parameters: Mapping[str, Any], assignments: Iterable[str] | None) -> 
     return ConvertOptions.from_dict(values(parameters, assignments))
 
 
-def values(parameters: Mapping[str, Any], assignments: Iterable[str] | None) -> dict[str, Any]:
+def values(parameters: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """The options that were given, by name."""
-    given = {name: value for name, value in parameters.items() if name in FIELDS and value not in (None, False, [])}
-    for text in assignments or ():
+    given = {name: value for name, value in parameters.items() if name in FIELDS and value not in (None, False, ())}
+    for text in assignments:
         name, value = parse_assignment(text)
         if given.get(name, value) != value:
             raise InvalidOption(

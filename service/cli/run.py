@@ -32,15 +32,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     """Parse and call without the parser's own way of ending a program, which knows no status but 1."""
-    import typer  # noqa: PLC0415 - so that a failing import is told like any other failure
+    import click  # noqa: PLC0415 - so that a failing import is told like any other failure
 
     from service.cli.app import app  # noqa: PLC0415
 
-    command = typer.main.get_command(app)
     try:
-        with command.make_context("unshard", list(arguments)) as context:
-            status = command.invoke(context)
-    except typer.Exit as ended:
+        with app.make_context("unshard", list(arguments)) as context:
+            status = app.invoke(context)
+    except click.exceptions.Exit as ended:
         return ended.exit_code
     return status if isinstance(status, int) else SUCCESS
 

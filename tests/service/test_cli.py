@@ -190,7 +190,7 @@ def test_assignments_are_json_or_plain_words():
 
 @pytest.mark.parametrize(
     ("flags", "assignments"),
-    [({"ignore": ["a", "re:b"]}, []), ({"ignore": []}, ['ignore=["a", "re:b"]']), ({"ignore": None}, ["ignore=a"])],
+    [({"ignore": ("a", "re:b")}, []), ({"ignore": ()}, ['ignore=["a", "re:b"]']), ({"ignore": ()}, ["ignore=a"])],
 )
 def test_a_list_comes_from_a_repeated_flag_from_json_or_from_one_word(flags, assignments):
     options = gather({"quantization": "int8-w8a8", **flags}, assignments)
