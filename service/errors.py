@@ -25,7 +25,6 @@ from service.access.guard import NotAuthenticated
 from service.access.rates import TooFast, TooManyStreams
 from service.access.tokens import TokenNotFound
 from service.jobs.addresses import NotAllowed
-from service.jobs.failures import TOO_LONG_HINT
 from service.jobs.keys import KeyReused
 from service.jobs.planning import TookTooLong
 from service.jobs.store import BusyDestination, JobNotFound, TooManyQueued, WrongState
@@ -210,7 +209,7 @@ def _(_error: KeyReused) -> Problem:
 
 @problem_of.register
 def _(error: TookTooLong) -> Problem:
-    return Problem("timeout", str(error), hint=TOO_LONG_HINT.replace("PLANNING", "INSPECT"))
+    return Problem("timeout", str(error), hint=error.hint)
 
 
 @problem_of.register

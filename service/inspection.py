@@ -185,7 +185,10 @@ class Comparison(BaseModel):
     ]
     compared: Annotated[
         Literal["values", "part", "digests", "metadata"],
-        Field(description="What was compared: all values, a part of them, digests of manifests, or no values at all."),
+        Field(
+            description="What was compared: all values, a part of them (the differences are those found so far), "
+            "digests of manifests, or no values at all."
+        ),
     ]
     reason: Annotated[str, Field(description="Why not all values were compared.")]
     checks: list[str]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +15,8 @@ from tests.synthetic import identity_plan, random_tensors, write_source
 from workers.convert import compare_sources, convert, run_plan
 from workers.errors import IncompleteCheckpoint
 from workers.options import ConvertOptions
-from workers.verify import verify_model
-from workers.verify_pairs import compare_plans
+from workers.verify import Report, verify_model
+from workers.verify_pairs import CompareLimits, compare_plans
 
 
 @pytest.fixture
@@ -83,6 +85,38 @@ def test_the_first_difference_is_told_with_its_place_and_values(tmp_path: Path) 
     assert "tensor w: 1 of 12 elements differ, by up to 0.5; first at [1, 2]" in report.problems[0]
     assert compare_plans(*plans, atol=0.6).equal
     assert not compare_plans(*plans, atol=0.4).equal
+
+
+def test_a_comparison_whose_time_is_over_tells_how_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.plan.part_size", lambda _: 256)
+    monkeypatch.setattr("workers.verify_pairs.THREADS", 1)
+    values = np.linspace(1, 2, 256, dtype=np.float32).reshape(4, 64)
+    other = values.copy()
+    other[1, 2] += 0.5
+    other[3, 0] += 0.5
+    plans = {
+        name: identity_plan(write_source(tmp_path / name, {"w": ("F32", v.view(np.uint32))}, 1))
+        for name, v in (("a", values), ("b", other), ("end", np.concatenate([values[:3], other[3:]])))
+    }
+
+    def compared(second: str, blocks: int) -> Report:
+        """As if looking at the clock were all that takes time: one look for each block, of one row."""
+        monkeypatch.setattr("workers.verify_pairs.time", SimpleNamespace(monotonic=itertools.count(1).__next__))
+        return compare_plans(plans["a"], plans[second], limits=CompareLimits(until=blocks))
+
+    report = compared("b", 3)
+    assert report.details["compared_bytes"] == 3 * 64 * 4
+    assert report.checks == ("names, dtypes and shapes", "every bit of 768 of 1024 bytes")
+    [difference] = report.details["differences"]
+    assert (difference["different_elements"], difference["index"]) == (1, [1, 2])
+    assert compared("end", 3).equal
+    report = compared("end", 4)
+    assert (report.equal, report.details["compared_bytes"]) == (False, 1024)
+    assert report.details["differences"][0]["index"] == [3, 0]
+    assert report.checks[-1] == "every bit"
+    assert compared("end", 0).details["compared_bytes"] == 0
 
 
 def test_names_dtypes_and_shapes_are_compared(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def describe(error: BaseException) -> JsonObject:
         kind = "input" if error.role != "destination" else "destination"
         return {"kind": kind, "type": f"{error.role}-not-allowed", "message": str(error), "hint": error.hint}
     if isinstance(error, TookTooLong):
-        return {"kind": "timeout", "type": "timeout", "message": str(error), "hint": TOO_LONG_HINT}
+        return {"kind": "timeout", "type": "timeout", "message": str(error), "hint": error.hint}
     name = error.name if isinstance(error, UnexpectedFault) else type(error).__name__
     return {
         "kind": "internal",
@@ -42,12 +42,6 @@ def timed_out(limit_s: float) -> JsonObject:
         "message": f"the job did not end within {limit_s:g} s",
         "hint": "Retry it, finished files are kept; or raise UNSHARD_JOB_TIMEOUT_S.",
     }
-
-
-TOO_LONG_HINT = (
-    "The source may be damaged or made to keep readers busy. If it is honest and huge, "
-    "raise UNSHARD_PLANNING_TIMEOUT_S."
-)
 
 
 def _kind(error: UnshardError) -> str:

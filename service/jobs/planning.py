@@ -25,6 +25,7 @@ from service.room import Room
 from workers.convert import Compared, compare_sources, is_made, plan, plan_source
 from workers.errors import Cancelled, InsufficientResources, UnshardError
 from workers.options import ConvertOptions
+from workers.verify_pairs import THREADS as COMPARING_THREADS
 from workers.verify_pairs import CompareLimits
 
 POLL_S = 0.1
@@ -36,17 +37,26 @@ SPARE_CPU_S = 60
 """Processor time that a process may use beyond its limit on the clock, with its helpers' start-up."""
 
 SPARE_COMPARE_S = 5.0
-"""Time for the blocks of a comparison that are under way, and its answer, after its time is over."""
+"""Of the time of a comparison, kept for the blocks that are under way at its end, and for its answer."""
+
+SPARE_COMPARE_SHARE = 0.25
+"""No more of a short time than this is kept."""
 
 log = logging.getLogger(__name__)
 
 
 class TookTooLong(Exception):
-    """Reading the metadata was ended after the time that it may take."""
+    """Reading the metadata was ended after the time that it may take; ``setting`` says how long that is."""
 
-    def __init__(self, limit_s: float) -> None:
-        super().__init__(f"the source's metadata could not be read within {round(limit_s, 1):g} s")
+    def __init__(
+        self,
+        limit_s: float,
+        setting: str = "UNSHARD_PLANNING_TIMEOUT_S",
+        what: str = "the source's metadata could not be read",
+    ) -> None:
+        super().__init__(f"{what} within {round(limit_s, 1):g} s")
         self.limit_s = limit_s
+        self.hint = f"A source may be damaged or made to keep readers busy. If it is honest and huge, raise {setting}."
 
 
 class UnexpectedFault(Exception):
@@ -111,9 +121,14 @@ class Planner:
 
     def compare(self, a: Compared, b: Compared, atol: float, limits: ComparingLimits) -> dict[str, Any]:
         """Compare two sources as far as the limits let; see ``convert.compare_sources``."""
-        # It should end by itself before it is ended.
-        left_s = max(0.0, limits.time_s - SPARE_COMPARE_S)
-        return dict(self._asked(("compare", a, b, (atol, limits.most_bytes, left_s)), limits.time_s))
+        # It should end by itself before it is ended. Waiting for room and a process to start count: on Linux this
+        # clock is the same in all processes.
+        until = time.monotonic() + limits.time_s - min(SPARE_COMPARE_S, SPARE_COMPARE_SHARE * limits.time_s)
+        try:
+            return dict(self._asked(("compare", a, b, (atol, limits.most_bytes, until)), limits.time_s))
+        except TookTooLong:
+            setting, what = "UNSHARD_COMPARE_TIMEOUT_S", "the two sources could not be read and compared"
+            raise TookTooLong(limits.time_s, setting, what) from None
 
     def check(self, source: str, options: ConvertOptions, limit_s: float) -> None:
         """See whether a source can be converted; raises what ``plan_source`` does."""
@@ -138,7 +153,11 @@ class Planner:
         deadline = time.monotonic() + limit_s
         with self._room.entered(limit_s):
             left_s = deadline - time.monotonic()
-            return pickle.loads(self._call(request, left_s, lambda: False))  # noqa: S301 - what our own process wrote
+            try:
+                content = self._call(request, left_s, lambda: False)
+            except TookTooLong as error:
+                raise TookTooLong(error.limit_s, "UNSHARD_INSPECT_TIMEOUT_S") from None
+        return pickle.loads(content)  # noqa: S301 - what our own process wrote
 
     def _call(self, request: tuple[Any, ...], limit_s: float, is_cancelled: Callable[[], bool]) -> bytes:
         child = self._take()
@@ -224,7 +243,7 @@ def serve(channel: Channel) -> None:
         Path("/proc/self/oom_score_adj").write_text("800")
     while True:
         limit_s, memory_bytes, within, request = channel.receive()
-        _limit(limit_s, memory_bytes)
+        _limit(limit_s * (COMPARING_THREADS if request[0] == "compare" else 1), memory_bytes)
         try:
             content = pickle.dumps(_do(within, *request), pickle.HIGHEST_PROTOCOL)
         except UnshardError as error:
@@ -253,16 +272,15 @@ def _do(within: tuple[str, ...], kind: str, *arguments: Any) -> Any:
         made = plan_source(source, options, within=within)
         return made.fingerprint if is_made(made, destination) else None
     if kind == "compare":
-        a, b, (atol, most, time_s) = arguments
-        limits = CompareLimits(most, time.monotonic() + time_s)
-        return compare_sources(a, b, atol=atol, limits=limits, within=within).to_dict()
+        a, b, (atol, most, until) = arguments
+        return compare_sources(a, b, atol=atol, limits=CompareLimits(most, until), within=within).to_dict()
     return look_into(within, *arguments)
 
 
-def _limit(limit_s: float, memory_bytes: int | None) -> None:
+def _limit(processor_s: float, memory_bytes: int | None) -> None:
     """Limits of the operating system, which hold even where the interpreter doesn't answer and the service is gone."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime + limit_s) + SPARE_CPU_S
+    seconds = int(used.ru_utime + used.ru_stime + processor_s) + SPARE_CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))

@@ -176,6 +176,24 @@ def test_two_models_are_compared_and_the_largest_difference_comes_first(here, op
     expect(page.locator(".comparison .verdict")).to_contain_text("They are equal")
 
 
+def test_a_comparison_of_a_part_says_that_there_may_be_more(here, open_page):
+    def stopped(route):
+        told = route.fetch().json()
+        reason = "the time of a comparison was over after 120 s (UNSHARD_COMPARE_TIMEOUT_S)"
+        route.fulfill(json={**told, "compared": "part", "reason": reason, "compared_bytes": told["bytes"] // 2})
+
+    page = open_page(address(here, "model-a", view="compare"))
+    page.route("**/v1/compare", stopped)
+    page.get_by_label("Compare with").fill(str(here[1] / "model-b"))
+    page.get_by_role("button", name="Compare").last.click()
+    verdict = page.locator(".comparison .verdict")
+    expect(verdict).to_contain_text("They differ")
+    expect(verdict).to_contain_text("only a part of the values was compared")
+    expect(page.get_by_text("Not all values: the time of a comparison was over after 120 s")).to_be_visible()
+    expect(page.locator(".comparison .tiles > div", has_text="Other values").locator("dd")).to_have_text("2 so far")
+    expect(page.get_by_role("heading", name="2 tensors with other values, so far")).to_be_visible()
+
+
 WATCH = """() => {
   window.latencies = [];
   new PerformanceObserver((list) => {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,40 @@ def test_of_large_checkpoints_only_metadata_are_compared_and_the_answer_says_so(
         assert service.http.post("/v1/compare", json={"a": a, "b": b, "atol": -1}).status_code == 422
         service.http.headers.pop("authorization")
         assert service.http.post("/v1/compare", json={"a": a, "b": b}).status_code == 401
+
+
+ROWS = 2**20
+ROW = 2**14
+"""Elements. Models of 64 GiB, nearly all of them holes: far more than any machine compares in a second or two."""
+
+
+def sparse_model(folder: Path, *, first: float = 0.0, last: float = 0.0) -> str:
+    """A model of one large tensor of zeros, but for its first and its last element."""
+    size = ROWS * ROW * 4
+    header = json.dumps({"large.weight": {"dtype": "F32", "shape": [ROWS, ROW], "data_offsets": [0, size]}}).encode()
+    folder.mkdir()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header + struct.pack("<f", first))
+        file.seek(8 + len(header) + size - 4)
+        file.write(struct.pack("<f", last))
+    (folder / "config.json").write_text('{"model_type": "sparse"}')
+    return str(folder)
+
+
+def test_a_comparison_that_is_stopped_by_its_time_tells_what_it_found_until_then(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    a = sparse_model(tmp_path / "a")
+    settings = Settings(data_dir=tmp_path / "data", poll_s=0.05, compare_timeout_s=3, compare_bytes=2**40)
+    with running(settings, FakeConverter()) as service:
+        asked(service, "/v1/inspect", {"source": a})  # a process to read in is there: its start takes no time any more
+        told = asked(service, "/v1/compare", {"a": a, "b": sparse_model(tmp_path / "b", first=0.5, last=2.0)})
+        assert (told["equal"], told["compared"], told["different_tensors"]) == (False, "part", 1)
+        assert told["bytes"] == ROWS * ROW * 4
+        assert 0 < told["compared_bytes"] < told["bytes"]
+        assert told["reason"] == "the time of a comparison was over after 3 s (UNSHARD_COMPARE_TIMEOUT_S)"
+        assert told["checks"][1] == f"every bit of {told['compared_bytes']} of {told['bytes']} bytes"
+        [difference] = told["differences"]
+        assert (difference["different_elements"], difference["index"]) == (1, [0, 0])
+        assert (difference["first"], difference["second"], difference["largest"]) == (0.0, 0.5, 0.5)
+        told = asked(service, "/v1/compare", {"a": a, "b": sparse_model(tmp_path / "c", last=2.0)})
+        assert (told["equal"], told["compared"], told["differences"]) == (None, "part", [])

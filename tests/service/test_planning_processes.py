@@ -14,11 +14,12 @@ import pytest
 
 from service.jobs import planning
 from service.jobs.failures import describe
-from service.jobs.planning import Planner, PlanningLimits, TookTooLong, UnexpectedFault
+from service.jobs.planning import ComparingLimits, Planner, PlanningLimits, TookTooLong, UnexpectedFault
 from service.room import Overloaded
 from tests.attacks.pickles import tuples_that_share_their_parts
 from tests.attacks.torch_files import torch_zip
 from tests.service.conftest import FakeConverter, eventually, running
+from workers.convert import Compared
 from workers.errors import Cancelled, IncompleteCheckpoint, InsufficientResources, UnshardError
 from workers.options import ConvertOptions
 
@@ -67,6 +68,7 @@ def test_a_source_that_hangs_its_reader_is_given_up_and_its_process_ended(planne
     watch.join()
     assert not is_running(seen[0])
     assert describe(caught.value)["kind"] == "timeout"
+    assert "UNSHARD_INSPECT_TIMEOUT_S" in caught.value.hint
     assert json.loads(planner.inspect(str(CASE), ConvertOptions()))["format"]
 
 
@@ -78,6 +80,24 @@ def test_the_time_of_a_reader_is_limited_by_the_system_too(planner, bomb):
     assert child.status(30) == -signal.SIGXCPU
     with pytest.raises(TookTooLong):
         planner._answer(child, request, 1.0, lambda: False)
+
+
+def test_a_comparison_may_keep_its_threads_busy_all_the_time(planner):
+    # As much time of the processor as threads take: else the system would end it before its own clock does.
+    child = planner._take()
+    both = Compared(str(CASE)), Compared(str(CASE))
+    child.channel.send((1000.0, None, (), ("compare", *both, (0.0, 2**30, time.monotonic() + 60))))
+    kind, _ = child.channel.receive()
+    limits = Path(f"/proc/{child.pid}/limits").read_text().splitlines()
+    soft = next(int(line.split()[3]) for line in limits if line.startswith("Max cpu time"))
+    assert kind == "done"
+    assert soft >= 2 * 1000
+
+
+def test_a_comparison_whose_sources_cannot_be_read_in_time_names_its_own_limit(planner, bomb):
+    with pytest.raises(TookTooLong, match=r"could not be read and compared within 0\.5 s") as caught:
+        planner.compare(Compared(bomb), Compared(bomb), 0.0, ComparingLimits(time_s=0.5))
+    assert "UNSHARD_COMPARE_TIMEOUT_S" in caught.value.hint
 
 
 def test_planning_is_cancelled_within_a_second(planner, bomb):

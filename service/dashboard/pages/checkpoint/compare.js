@@ -62,19 +62,25 @@ function Verdict({ told }) {
   return html`<div class="comparison">
     <p class=${`verdict tone-${tone}`} role="status"><${Icon} name=${told.equal ? "check" : told.equal === null ? "info" : "cross"} /><b>${words}</b><span class="hint">${COMPARED[told.compared] ?? told.compared}</span></p>
     ${told.reason && html`<p class="hint">Not all values: ${told.reason}.</p>`}
-    <dl class="tiles small"><div><dt>In both</dt><dd>${number(told.tensors)}</dd></div><div><dt>Other values</dt><dd>${number(told.different_tensors)}</dd></div>
+    <dl class="tiles small"><div><dt>In both</dt><dd>${number(told.tensors)}</dd></div><div><dt>Other values</dt><dd>${otherValues(told)}</dd></div>
       <div><dt>Other type or shape</dt><dd>${number(told.other_kinds.length)}</dd></div><div><dt>Compared</dt><dd>${size(told.compared_bytes)} of ${size(told.bytes)}</dd></div></dl>
-    ${told.differences.length > 0 && html`<${Differences} rows=${told.differences} all=${told.different_tensors} />`}
+    ${told.differences.length > 0 && html`<${Differences} rows=${told.differences} all=${told.different_tensors} soFar=${told.compared === "part"} />`}
     ${told.other_kinds.length > 0 && html`<h3>Other types or shapes</h3><div class="scroll" tabindex="0" role="region" aria-label="Other types or shapes"><table class="rows-table"><thead><tr><th scope="col">Tensor</th><th scope="col">First</th><th scope="col">Second</th></tr></thead>
       <tbody>${told.other_kinds.slice(0, 200).map((row) => html`<tr><td><code>${row.tensor}</code></td><td>${row.first.dtype} ${dimensions(row.first.shape)}</td><td>${row.second.dtype} ${dimensions(row.second.shape)}</td></tr>`)}</tbody></table></div>`}
     ${lists.filter(([, names]) => names.length).map(([title, names]) => html`<h3>${title}</h3><ul class="notes">${names.slice(0, MOST_NAMES).map((name) => html`<li><code>${name}</code></li>`)}${names.length > MOST_NAMES && html`<li>and ${number(names.length - MOST_NAMES)} more</li>`}</ul>`)}
   </div>`;
 }
 
+/** What was not looked at may differ, too: a number is told only of what was. */
+function otherValues({ compared, different_tensors: found }) {
+  if (compared === "values") return number(found);
+  return compared === "part" ? `${number(found)} so far` : "–";
+}
+
 /** Largest first. */
-function Differences({ rows, all }) {
+function Differences({ rows, all, soFar }) {
   const sorted = [...rows].sort((one, other) => (other.largest ?? Infinity) - (one.largest ?? Infinity));
-  return html`<h3>${count(all, "tensor")} with other values</h3><div class="scroll" tabindex="0" role="region" aria-label="Tensors with other values"><table role="table" class="stacks rows-table">
+  return html`<h3>${count(all, "tensor")} with other values${soFar ? ", so far" : ""}</h3><div class="scroll" tabindex="0" role="region" aria-label="Tensors with other values"><table role="table" class="stacks rows-table">
     <thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">Tensor</th><th role="columnheader" scope="col" class="end">Largest difference</th><th role="columnheader" scope="col" class="end">Elements that differ</th><th role="columnheader" scope="col">First of them</th></tr></thead>
     <tbody role="rowgroup">${sorted.slice(0, 200).map((row) => html`<tr role="row"><td role="cell" class="wide"><a href=${`?${queryTo(row.tensor)}`}><code>${row.tensor}</code></a><div class="hint">${row.dtype} ${dimensions(row.shape)}</div></td>
       <td role="cell" class="end" data-label="by up to">${row.largest === null ? "not a number" : plain(row.largest)}</td>
