@@ -14,6 +14,7 @@ class Progress(TypedDict):
     bytes_done: int
     bytes_total: int
     bytes_read: int
+    bytes_merged: int
     tensors_done: int
     tensors_total: int
     files_done: int

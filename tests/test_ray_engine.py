@@ -74,6 +74,26 @@ def test_parts_travel_through_the_object_store_into_a_bucket(
     assert not [entry for entry in open_folder(url).list() if entry.path.startswith(".unshard")]
 
 
+@pytest.mark.parametrize("target", ["file", "s3"])
+def test_each_byte_of_a_tensor_is_merged_and_written_once(
+    engine: RayEngine, plan: Plan, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.setattr("workers.collection.PROGRESS_EVERY_S", 0.0)
+    url = str(tmp_path / "model") if target == "file" else f"s3://{s3.bucket}/{tmp_path.name}/model"
+    told: list[Progress] = []
+    hear = lambda event: told.append(event) if isinstance(event, Progress) else None  # noqa: E731
+    result = run_plan(plan, url, engine=engine, observer=hear)
+    weights = sum(values.nbytes for _, values in random_tensors(21, count=24).values())
+    assert result.bytes_merged == told[-1].bytes_merged == weights
+    assert told[-1].bytes_done == told[-1].bytes_total == sum(file.size_bytes for file in plan.layout.files)
+    merged = [progress.bytes_merged for progress in told]
+    assert merged == sorted(merged)
+    headers = sum(len(file.header) for file in plan.layout.files)
+    assert all(progress.bytes_done <= progress.bytes_merged + headers for progress in told)
+    if target == "s3":
+        assert any(progress.bytes_done < progress.bytes_merged for progress in told)
+
+
 @pytest.mark.parametrize("kind", ["merger", "collector"])
 @pytest.mark.parametrize("target", ["file", "s3"])
 def test_a_killed_actor_costs_its_parts_and_nothing_else(

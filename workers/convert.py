@@ -21,7 +21,7 @@ from typing import Any
 
 from workers.checkpoint import Checkpoint, SideFile
 from workers.checks import ByteProbe, compare_replicas, finish_checksums
-from workers.collect import Collection
+from workers.collection import Collection
 from workers.destination import Destination, Intent, open_destination, order_of_writing
 from workers.engines import Engine, Work
 from workers.engines.threads import ThreadsEngine
@@ -56,6 +56,8 @@ class Result:
     seconds: float
     bytes_written: int
     bytes_read: int
+    bytes_merged: int
+    """Bytes of the weights that this attempt made; an earlier one's finished files are not in it."""
     warnings: tuple[str, ...]
     already_there: bool = False
     """An earlier attempt had finished this very plan: nothing was done."""
@@ -235,7 +237,7 @@ def run_plan(  # noqa: PLR0913 - as convert
     target = _open_apart(made, destination)
     if (manifest := _already_made(made, target, destination)) is not None:
         observer(Committed(destination, manifest))
-        return Result(destination, manifest, summary, time.monotonic() - began, 0, 0, (), already_there=True)
+        return Result(destination, manifest, summary, time.monotonic() - began, 0, 0, 0, (), already_there=True)
     run = _Conversion(
         plan=made,
         summary=summary,
@@ -246,7 +248,7 @@ def run_plan(  # noqa: PLR0913 - as convert
         attempt=attempt or f"attempt-{secrets.token_hex(8)}",
         may_commit=may_commit or (lambda: None),
     )
-    manifest, bytes_read = run.run()
+    manifest, bytes_read, bytes_merged = run.run()
     observer(Committed(destination, manifest))
     return Result(
         location=destination,
@@ -255,6 +257,7 @@ def run_plan(  # noqa: PLR0913 - as convert
         seconds=time.monotonic() - began,
         bytes_written=made.bytes_total,
         bytes_read=bytes_read,
+        bytes_merged=bytes_merged,
         warnings=tuple(manifest["warnings"]),
     )
 
@@ -346,8 +349,8 @@ class _Conversion:
     warnings: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self) -> tuple[dict[str, Any], int]:
-        """From the claim to the commit; the manifest and the bytes that were read."""
+    def run(self) -> tuple[dict[str, Any], int, int]:
+        """From the claim to the commit; the manifest, the bytes that were read and those that were merged."""
         self.destination.on_lost = self.cancel.set
         self.destination.claim(_intent(self.plan, self.attempt))
         try:
@@ -366,7 +369,7 @@ class _Conversion:
                 ) from error
             raise
 
-    def _make(self) -> tuple[dict[str, Any], int]:
+    def _make(self) -> tuple[dict[str, Any], int, int]:
         files = self.plan.layout.files
         collection = Collection(self.plan.recipe, files, self.observer)
         kept = self._keep_finished(collection)
@@ -387,7 +390,7 @@ class _Conversion:
         )
         manifest["warnings"] += self.warnings
         self.destination.commit((json.dumps(manifest, indent=1) + "\n").encode())
-        return manifest, bytes_read
+        return manifest, bytes_read, collection.bytes_merged
 
     def _work(self, collection: Collection, pending: tuple[int, ...]) -> Work:
         return Work(

@@ -29,11 +29,20 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the weights are; sent at most twice a second and once at the end. Sizes in bytes of output."""
+    """How far the weights are; sent at most twice a second and once for each file that is whole.
+
+    What was read and merged is the work of this attempt: what an earlier one finished is not in it, and a part that is
+    made again, because its worker was lost, counts again.
+    """
 
     bytes_done: int
+    """Bytes of output that are written: in place, or taken by the upload; with those of an earlier attempt."""
     bytes_total: int
     bytes_read: int
+    """Bytes of the source, of parts that are made."""
+    bytes_merged: int
+    """Bytes of output that mergers have made. To a file system they are written as they are made; parts for an object
+    store may wait for their upload, and then more are merged than written."""
     tensors_done: int
     tensors_total: int
     files_done: int

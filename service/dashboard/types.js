@@ -5,6 +5,7 @@
  * @property {number} bytes_done
  * @property {number} bytes_total
  * @property {number} bytes_read
+ * @property {number} bytes_merged
  * @property {number} tensors_done
  * @property {number} tensors_total
  * @property {number} files_done

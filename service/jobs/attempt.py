@@ -235,6 +235,7 @@ class _ProgressMeter:
             "bytes_done": event.bytes_done,
             "bytes_total": event.bytes_total,
             "bytes_read": event.bytes_read,
+            "bytes_merged": event.bytes_merged,
             "tensors_done": event.tensors_done,
             "tensors_total": event.tensors_total,
             "files_done": event.files_done,

@@ -134,5 +134,6 @@ class Runner:
             metrics.seconds.labels(attempt.outcome or "lost").observe(attempt.seconds)
             if attempt.result is not None and attempt.outcome == "succeeded":
                 metrics.bytes.labels("read").inc(attempt.result.bytes_read)
+                metrics.bytes.labels("merged").inc(attempt.result.bytes_merged)
                 metrics.bytes.labels("written").inc(attempt.result.bytes_written)
                 metrics.tensors.inc(int(attempt.result.plan_summary.get("tensors", 0)))

@@ -98,9 +98,12 @@ class RetryRequest(Request):
 class Progress(BaseModel):
     """How far the weights are; sizes in bytes of output."""
 
-    bytes_done: int
+    bytes_done: Annotated[int, Field(description="Written, with what an earlier attempt finished.")]
     bytes_total: int
-    bytes_read: int = 0
+    bytes_read: Annotated[int, Field(description="Read from the source in this attempt.")] = 0
+    bytes_merged: Annotated[
+        int, Field(description="Made by mergers in this attempt; for a bucket, some may wait for their upload.")
+    ] = 0
     tensors_done: int
     tensors_total: int
     files_done: int = 0

@@ -15,10 +15,22 @@ from workers.errors import CorruptFile
 
 pytestmark = pytest.mark.system("chromium")
 DESTINATION = "/models/qwen/step-1"
-SHADES = """(canvas) => {
+SEEN = """(canvas, variables) => {
   const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-  return new Set(pixels).size;
+  const seen = {};
+  for (const variable of variables) {
+    canvas.style.color = `var(${variable})`;
+    const wanted = getComputedStyle(canvas).color.match(/\\d+/g).map(Number);
+    canvas.style.color = "";
+    seen[variable] = 0;
+    for (let at = 0; at < pixels.length; at += 4) {
+      const far = wanted.reduce((sum, value, part) => sum + Math.abs(value - pixels[at + part]), 0);
+      if (far < 24 && pixels[at + 3] > 200) seen[variable] += 1;
+    }
+  }
+  return seen;
 }"""
+"""How many pixels of a canvas have the colour of each CSS variable."""
 
 
 @pytest.fixture
@@ -89,10 +101,14 @@ def test_the_rates_of_the_past_are_there_for_whoever_comes_later(service, play, 
     job = submitted(service, "succeeded")
     page = open_page(f"{service.url}/jobs/{job['id']}")
     chart = page.get_by_role("region", name="Rates").get_by_role("img")
-    expect(chart).to_have_accessible_name(re.compile("^Rates over time; last: Read .*B/s, Written .*B/s$"))
+    name = "^Rates over time; last: Read .*B/s, Merged .*B/s, Written .*B/s$"
+    expect(chart).to_have_accessible_name(re.compile(name))
     expect(chart.locator("canvas")).to_be_visible()
-    drawn = chart.locator("canvas").evaluate(SHADES)
-    assert drawn > 10, "the canvas is not empty"
+    stages = ["--chart-read", "--chart-merge", "--chart-write"]
+    drawn = chart.locator("canvas").evaluate(SEEN, stages)
+    assert all(drawn[stage] > 50 for stage in stages), drawn
+    legend = page.get_by_role("region", name="Rates").locator(".legend li")
+    assert [re.match("[A-Za-z]*", text)[0] for text in legend.all_text_contents()] == ["Read", "Merged", "Written", ""]
     assert page.locator(".lane i").count() >= 6
 
 

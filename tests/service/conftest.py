@@ -57,7 +57,7 @@ TENSORS = [
     }
     for name, offset in (("a.weight", 2), ("b.weight", 6))
 ]
-PROGRESS = Progress(5, 10, 7, 1, 2, 0, 1, {"merger-0": "model.layers.0"})
+PROGRESS = Progress(5, 10, 7, 6, 1, 2, 0, 1, {"merger-0": "model.layers.0"})
 
 
 @dataclass
@@ -87,7 +87,7 @@ class FakeConverter:
         may_commit()
         self.committed.append(attempt)
         manifest = {"weights": [{"path": "model.safetensors", "size_bytes": 10, "digest": "xxh3-128:d"}], "files": []}
-        return Result(destination, manifest, {"tensors": 2}, 0.1, 10, 7, ("all zeros",))
+        return Result(destination, manifest, {"tensors": 2}, 0.1, 10, 7, 8, ("all zeros",))
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ import jsonschema
 import pytest
 
 from service.app import create_app
+from service.batches.discovery import MOST_FOUND
+from service.schemas import MOST_LABELS
 from service.settings import Settings
+from service.watches.store import MOST_PER_OWNER as MOST_WATCHES
 from service.webhooks.outbox import EVENT_TYPES
+from service.webhooks.store import MOST_PER_OWNER as MOST_WEBHOOKS
 from tests.service.conftest import FakeConverter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
@@ -106,3 +111,25 @@ def test_every_setting_is_on_the_page():
 def test_the_page_lists_the_events_that_webhooks_may_hear():
     listed = re.search(r"this once\. Events: (.*?); `\*` stands for all", PAGE, re.DOTALL)[1]
     assert sorted(re.findall("`(.*?)`", listed)) == sorted(EVENT_TYPES)
+
+
+def test_the_page_tells_how_many_there_may_be(description):
+    for limit in (
+        f"up to {MOST_WATCHES} watches",
+        f"up to {MOST_WEBHOOKS} webhooks",
+        f"`labels` (up to {MOST_LABELS})",
+        f"`items` (up to {MOST_FOUND:,}",
+    ):
+        assert limit in PAGE
+    tensors = "/v1/jobs/{job_id}/tensors"
+    most = dict(limits_of_lists(description))
+    assert most == dict.fromkeys(most, (50, 200)) | {tensors: (50, 5000)}
+    assert "`limit` (50; up to 200, of tensors up to 5000)" in PAGE
+
+
+def limits_of_lists(description: Any) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The path of each list that comes in pages, with how many it has on a page: by default, and at most."""
+    for path, methods in description["paths"].items():
+        for parameter in methods.get("get", {}).get("parameters", ()):
+            if parameter["name"] == "limit":
+                yield path, (parameter["schema"]["default"], parameter["schema"]["maximum"])

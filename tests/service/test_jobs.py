@@ -48,6 +48,7 @@ def test_a_running_job_tells_its_progress(service, converter):
     service.job_in(job["id"], "running")
     told = eventually(lambda: service.client.job(job["id"])["progress"], "progress")
     assert (told["bytes_done"], told["bytes_total"], told["tensors_done"]) == (5, 10, 1)
+    assert (told["bytes_read"], told["bytes_merged"]) == (7, 6)
     assert told["workers"] == {"merger-0": "model.layers.0"}
     assert service.client.plan(job["id"])["tensors"] == 2
 
@@ -259,6 +260,8 @@ def test_metrics_count_jobs_and_bytes(service):
     wanted = [
         'unshard_jobs{state="succeeded"} 1.0',
         'unshard_job_duration_seconds_count{state="succeeded"} 1.0',
+        'unshard_bytes_total{direction="read"} 7.0',
+        'unshard_bytes_total{direction="merged"} 8.0',
         'unshard_bytes_total{direction="written"} 10.0',
         "unshard_tensors_total 2.0",
         "unshard_queue_age_seconds 0.0",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from workers.collect import Collection
+from workers.collection import Collection
 from workers.layout import OutputFile
 from workers.merge import Recipe
 from workers.storage import FolderAddress

@@ -248,6 +248,7 @@ class _RayRun:
             self._made(call, state, answer)
         elif call.kind == "put":
             self._reserved.pop(call.part, None)
+            self._work.collection.part_written(call.part)
         elif call.kind == "finish":
             state.unsynced -= 1
             if not state.unsynced:
@@ -257,13 +258,13 @@ class _RayRun:
 
     def _made(self, call: _Call, state: _File, result: Any) -> None:
         state.made[call.part] = call.worker.name
-        is_last = self._work.collection.part_done(result, call.worker.name)
         if not self._is_local:
+            self._work.collection.part_merged(result, call.worker.name)
             ref = state.collector.handle.put.remote(self._key(call.file, state), call.part, (call.payload,))
             self._calls[ref] = _Call("put", state.collector, call.file, call.part, generation=state.generation)
         else:
             self._reserved.pop(call.part, None)
-            if is_last:
+            if self._work.collection.part_done(result, call.worker.name):
                 self._finish_writers(call.file, state)
 
     def _finish_writers(self, file: int, state: _File) -> None:

@@ -235,7 +235,7 @@ class _StreamRun(_Run):
         parts = self.work.recipe.parts
         sink = _CancellablePart(self, (int(parts.offset[part]), int(parts.length[part])))
         result = merger.make(part, sink)
-        self.work.collection.part_done(result, worker)
+        self.work.collection.part_merged(result, worker)
         self._outputs[file].put(part, sink.payload.data)
 
     def make_empty(self, file: int) -> None:
@@ -274,3 +274,4 @@ class _StreamRun(_Run):
 
     def _uploaded(self, part: int) -> None:
         self._window.release(int(self.work.recipe.parts.length[part]))
+        self.work.collection.part_written(part)

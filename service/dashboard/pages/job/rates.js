@@ -1,4 +1,4 @@
-// How fast bytes are read and written, over time.
+// How fast bytes are read, merged and written, over time.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../vendor/htm-preact-standalone.mjs";
 import { clock, rate, size } from "../../format.js";
@@ -6,42 +6,53 @@ import { useScheme } from "./shard-map.js";
 
 const HEIGHT = 190;
 const AXIS_WIDTH = 76;
-const SERIES = [["Read", "--chart-read"], ["Written", "--chart-write"]];
+/**
+ * In the order in which bytes pass them. On a file system each block is written as it is made, and without casts as many
+ * bytes are read as merged: the lines differ in more than colour, so that all are seen where they are one.
+ */
+const STAGES = [
+  { key: "read", name: "Read", colour: "--chart-read", width: 1.75 },
+  { key: "merged", name: "Merged", colour: "--chart-merge", width: 4 },
+  { key: "written", name: "Written", colour: "--chart-write", width: 1.75, dash: [6, 5] },
+];
+/** From the one at the bottom on: the widest, and at the top the one with gaps. */
+const DRAWN = [STAGES[1], STAGES[0], STAGES[2]];
 const SHORTEST_S = 0.2;
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
 
 /**
- * Rates between the points of a history, as uPlot wants them: times, read, written.
- * @param {{at: number, read: number, written: number}[]} points
+ * Rates between the points of a history, in columns.
+ * @param {{at: number, read: number, merged: number, written: number}[]} points
+ * @returns {Record<"at" | "read" | "merged" | "written", number[]>} seconds, and bytes a second
  */
 export function ratesOf(points) {
-  const columns = [[], [], []];
+  const columns = { at: [], read: [], merged: [], written: [] };
   let before = points[0];
   for (const point of points.slice(1)) {
     const seconds = point.at - before.at;
     if (seconds < SHORTEST_S) continue;
-    columns[0].push(point.at);
-    columns[1].push(Math.max(0, (point.read - before.read) / seconds));
-    columns[2].push(Math.max(0, (point.written - before.written) / seconds));
+    columns.at.push(point.at);
+    for (const { key } of STAGES) columns[key].push(Math.max(0, (point[key] - before[key]) / seconds));
     before = point;
   }
   return columns;
 }
 
-/** @param {{points: {at: number, read: number, written: number}[], ended: boolean}} props */
+/** @param {{points: {at: number, read: number, merged: number, written: number}[], ended: boolean}} props */
 export function Rates({ points, ended }) {
   const columns = ratesOf(points);
   const [at, setAt] = useState(null);
-  const count = columns[0].length;
+  const count = columns.at.length;
   const place = at === null || at >= count ? count - 1 : at;
-  const said = count ? SERIES.map(([name], series) => `${name} ${rate(columns[series + 1][count - 1]) || "0 B/s"}`).join(", ") : "nothing yet";
+  const told = (key, index) => rate(columns[key][index]) || "0 B/s";
+  const said = count ? STAGES.map(({ key, name }) => `${name} ${told(key, count - 1)}`).join(", ") : "nothing yet";
   return html`<section class="card panel" aria-label="Rates">
     <div class="panel-head"><h2>Rates</h2>
-      <ul class="legend">${SERIES.map(([name, colour], series) => html`<li><i style=${{ background: `var(${colour})` }} />${name}
-        <b>${count ? rate(columns[series + 1][place]) || "0 B/s" : "–"}</b></li>`)}
-        <li class="at">${at !== null && place === at ? clock(columns[0][place] * 1000) : ""}</li></ul></div>
+      <ul class="legend">${STAGES.map(({ key, name, colour }) => html`<li><i class=${key} style=${{ color: `var(${colour})` }} />${name}
+        <b>${count ? told(key, place) : "–"}</b></li>`)}
+        <li class="at">${at !== null && place === at ? clock(columns.at[place] * 1000) : ""}</li></ul></div>
     <div class="chart" role="img" aria-label=${`Rates over time; last: ${said}`}>
-      ${count > 1 ? html`<${Chart} columns=${columns} onPoint=${setAt} />` : html`<p class="hint">${ended ? "It was too short for a chart." : "The chart begins with the first bytes."}</p>`}
+      ${count > 1 ? html`<${Chart} columns=${[columns.at, ...DRAWN.map(({ key }) => columns[key])]} onPoint=${setAt} />` : html`<p class="hint">${ended ? "It was too short for a chart." : "The chart begins with the first bytes."}</p>`}
     </div>
   </section>`;
 }
@@ -67,7 +78,7 @@ function optionsFor(box, onPoint) {
   const colour = (name) => { box.style.color = `var(${name})`; const found = getComputedStyle(box).color; box.style.color = ""; return found; };
   const grid = { stroke: colour("--line"), width: 1 };
   const axis = { stroke: colour("--dim"), grid, ticks: { show: false }, font: `11px ${getComputedStyle(box).fontFamily}` };
-  const line = ([name, variable]) => ({ label: name, stroke: colour(variable), width: 1.75, points: { show: false }, fill: colour(variable).replace("rgb(", "rgba(").replace(")", ", 0.08)") });
+  const line = ({ name, colour: variable, width, dash }) => ({ label: name, stroke: colour(variable), width, dash, points: { show: false }, fill: colour(variable).replace("rgb(", "rgba(").replace(")", ", 0.06)") });
   return {
     width: box.clientWidth,
     height: HEIGHT,
@@ -78,7 +89,7 @@ function optionsFor(box, onPoint) {
       { ...axis, size: 30, space: 90, incrs: STEPS_S, values: (_, ticks) => ticks.map((tick) => clock(tick * 1000)) },
       { ...axis, size: AXIS_WIDTH, values: (_, ticks) => ticks.map((tick) => (tick ? `${size(tick)}/s` : "0")) },
     ],
-    series: [{}, ...SERIES.map(line)],
+    series: [{}, ...DRAWN.map(line)],
     hooks: { setCursor: [(drawn) => onPoint(drawn.cursor.idx ?? null)] },
   };
 }
