@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,6 +56,10 @@ def test_a_checkpoint_becomes_the_expected_model_by_rest_and_ray(serving, tmp_pa
     assert done["state"] == "succeeded", done["error"]
     assert serving.client.ready()
     assert digests(tmp_path / "model") == expected(case)
+    elements = sum(math.prod(facts["shape"]) for facts in expected(case).values())
+    progress = done["progress"]
+    assert (progress["bytes_read"], progress["bytes_merged"]) == (4 * elements, 4 * elements)
+    assert progress["bytes_done"] == progress["bytes_total"] > progress["bytes_merged"]
     workers = serving.client.workers()
     assert workers["state"] == "ok"
     assert {worker["kind"] for worker in workers["items"]} == {"merger", "collector"}
