@@ -6,8 +6,8 @@ changed, since BUILD sets attributes on whatever it is given. This module must n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar, cast
 
 from workers import pickle_names as names
 from workers.dtypes import BY_TORCH_NAME
@@ -25,7 +25,10 @@ from workers.pickle_records import (
     is_count,
     make_record,
     record_class,
+    taken_over,
 )
+
+_Collection = TypeVar("_Collection")
 
 
 class Constructor:
@@ -79,6 +82,9 @@ class _RebuildTensor(Constructor):
     def __call__(self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> TensorRecord:
         if type(storage) is not Storage or storage[1] is None:
             raise MalformedError("a tensor lies on no typed storage")
+        known = self._geometries.get((size, stride))
+        if known is not None and type(offset) is int and 0 <= offset <= LARGEST_NUMBER and len(rest) < 3:
+            return _new_tensor(TensorRecord, (storage, offset, *known, storage[1], False, False))
         return self._record((storage, offset, size, stride), storage[1], rest[2] if len(rest) > 2 else None)
 
     def _record(self, where: tuple[Storage, Any, Any, Any], dtype: str, metadata: Any) -> TensorRecord:
@@ -200,7 +206,7 @@ class _Deque(Constructor):
     __slots__ = ()
 
     def __call__(self, content: Any = (), _limit: object = None) -> Sequence:
-        return Sequence(_plain_items(content))
+        return _made(Sequence, content)
 
 
 class _Set(Constructor):
@@ -209,7 +215,7 @@ class _Set(Constructor):
     __slots__ = ()
 
     def __call__(self, content: Any = ()) -> set[Any]:
-        return set(_plain_items(content))
+        return _made(set, content)
 
 
 class _FrozenSet(Constructor):
@@ -218,7 +224,7 @@ class _FrozenSet(Constructor):
     __slots__ = ()
 
     def __call__(self, content: Any = ()) -> frozenset[Any]:
-        return frozenset(_plain_items(content))
+        return _made(frozenset, content)
 
 
 class _Complex(Constructor):
@@ -235,20 +241,30 @@ class _Complex(Constructor):
 class _Bytes(Constructor):
     """``_codecs.encode``, ``bytes`` and ``bytearray``: protocol 2 spells bytes as text, one character a byte."""
 
-    __slots__ = ()
+    __slots__ = ("_known",)
+
+    def __init__(self, own: Callable[[names.Name], Constructor]) -> None:
+        super().__init__(own)
+        self._known: dict[str, bytes] = {}
 
     def __call__(self, content: Any = b"", encoding: Any = "latin1") -> bytes:
         if isinstance(content, (bytes, bytearray)):
-            return bytes(content)
+            made = bytes(content)
+            taken_over(content)
+            return made
         if type(content) is not str or encoding not in ("latin1", "latin-1"):
             raise MalformedError("bytes are spelt in an unknown way")
-        return content.encode("latin1")
+        if content not in self._known:
+            self._known[content] = content.encode("latin1")
+        return self._known[content]
 
 
-def _plain_items(content: Any) -> Any:
+def _made(kind: Callable[[Iterable[Any]], _Collection], content: Any) -> _Collection:
     if not isinstance(content, (list, tuple, set, frozenset)):
         raise MalformedError("a collection is not made from a list")
-    return content
+    made = kind(content)
+    taken_over(content)
+    return made
 
 
 def _text(value: Any, what: str) -> str:

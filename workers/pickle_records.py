@@ -130,6 +130,12 @@ class Mapping(dict[Any, Any]):
 
     __slots__ = ()
 
+    def __init__(self, content: Any = None) -> None:
+        """Take the content over: nobody else can have it any more."""
+        if content:
+            super().__init__(content)
+            taken_over(content)
+
     def __setstate__(self, state: object) -> None:
         """Drop the state: torch keeps nothing but module versions there."""
 
@@ -158,6 +164,16 @@ def record_class(key: Name, kind: str, *, called: bool = False) -> SealedType:
     """Make the class that stands for a global."""
     origin = ".".join(key)
     return SealedType("Record", (Record,), {"__slots__": (), "kind": kind, "origin": origin, "called": called})
+
+
+def taken_over(content: Any) -> None:
+    """Empty what another collection was made from.
+
+    A pickle makes such a list for the one collection. Otherwise it could make any number of large ones out of it, each
+    with a few bytes, and be at that for ever.
+    """
+    if isinstance(content, (list, dict, set, bytearray)):
+        content.clear()
 
 
 def is_count(value: object) -> bool:

@@ -15,7 +15,7 @@ import gc
 import pickle
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any, cast
 
@@ -36,7 +36,8 @@ from workers.pickle_records import (
     is_count,
     record_class,
 )
-from workers.pickle_scan import STACK_BYTES_PER_TUPLE, scan, tuple_depth_limit
+from workers.pickle_scan import STACK_BYTES_PER_TUPLE, end_of, scan, tuple_depth_limit
+from workers.pickle_sharing import RepeatedError, SharedParts, with_looks
 
 __all__ = [
     "DType",
@@ -88,13 +89,18 @@ def load(data: bytes | memoryview, *, file: str) -> Any:
     ``file`` is the name for messages. Raises ``UnsafePickle`` when the pickle mentions or calls what no checkpoint
     needs, and ``CorruptFile`` for everything else that is wrong with it; nothing is executed either way.
     """
-    return load_at(bytes(data), 0, file=file).root
+    return _load(bytes(data), file).root
 
 
 def load_at(data: bytes, start: int, *, file: str) -> Loaded:
     """Read the pickle that begins at ``start``; raises ``pickle_scan.EndsTooEarly`` when it is cut off."""
-    end = scan(data, start, file)
-    body = data[start:end]
+    end = end_of(data, start, file)
+    return replace(_load(data[start:end], file), end=end)
+
+
+def _load(data: bytes, file: str) -> Loaded:
+    end, shared = scan(data, file)
+    body = with_looks(data[:end], shared) if shared else data[:end]
     unpickler = _InertUnpickler(body)
     with paused_collector:
         root = _with_enough_stack(lambda: _run(unpickler, file), tuple_depth_limit(body), file)
@@ -120,6 +126,16 @@ def _run(unpickler: _InertUnpickler, file: str) -> Any:
             expected="only names that checkpoints are made of",
             hint="Do not open this file with tools that execute pickles, as an unrestricted torch.load does. "
             "If you trust its origin, ask there for a safetensors copy.",
+        ) from None
+    except RepeatedError as repeated:
+        raise UnsafePickle(
+            f"{file}: its pickle repeats a tuple of {repeated.parts} parts again and again, perhaps in itself; such a "
+            "file is made to keep whoever reads it busy for ever; nothing was executed",
+            file=file,
+            found=f"a tuple of {repeated.parts} parts",
+            expected="tuples that are few or small where they are repeated, such as shapes",
+            hint="Do not open this file with other tools: they hang. If you trust its origin, ask there for a "
+            "safetensors copy.",
         ) from None
     except _NONSENSE as error:
         found = f"{str(error)[:300] or type(error).__name__}"
@@ -221,6 +237,7 @@ class _InertUnpickler(pickle.Unpickler):
         # Text of Python 2 pickles is names in ASCII or raw bytes; latin1 keeps either.
         super().__init__(_Source(data), encoding="latin1")
         self.storages: dict[str, Storage] = {}
+        self._shared = SharedParts(data)
         self._opaque: dict[names.Name, SealedType] = {}
         self._constructors: dict[names.Name, Constructor] = {}
 
@@ -235,10 +252,25 @@ class _InertUnpickler(pickle.Unpickler):
             raise RefusedError(".".join(key), "refers to")
         return self._opaque_class(key)
 
-    def persistent_load(self, pid: Any) -> Storage:
-        storage = _storage(pid)
-        self.storages[storage[0]] = storage
+    def persistent_load(self, pid: Any) -> Any:
+        if type(pid) is not tuple or not 5 <= len(pid) <= 6 or pid[0] != "storage":
+            return self._look(pid)
+        key, numel = pid[2], pid[4]
+        if type(key) is not str or type(numel) is not int or not 0 <= numel <= LARGEST_NUMBER:
+            raise MalformedError("a storage has no key or no number of elements")
+        view_offset = _view_offset(pid[5], key) if len(pid) == 6 else 0
+        try:
+            storage = _new_storage(Storage, (key, _STORAGE_DTYPES[pid[1]], numel, view_offset))
+        except KeyError:
+            raise MalformedError(f"storage {key} has no storage class") from None
+        self.storages[key] = storage
         return storage
+
+    def _look(self, pid: Any) -> Any:
+        """What ``with_looks`` wrote into the pickle; one that has such of its own is only looked at more often."""
+        if type(pid) is not tuple or len(pid) != 2 or type(pid[1]) is not int or pid[1] < 0:
+            raise MalformedError("a persistent id is not a storage")
+        return self._shared.look(*pid)
 
     def _constructor(self, key: names.Name) -> Constructor:
         constructor = self._constructors.get(key)
@@ -253,19 +285,6 @@ class _InertUnpickler(pickle.Unpickler):
                 raise MalformedError(f"it refers to more than {_MOST_OPAQUE_CLASSES} classes")
             known = self._opaque[key] = record_class(key, ".".join(key))
         return known
-
-
-def _storage(pid: Any) -> Storage:
-    if type(pid) is not tuple or not 5 <= len(pid) <= 6 or pid[0] != "storage":
-        raise MalformedError("a persistent id is not a storage")
-    key, numel = pid[2], pid[4]
-    if type(key) is not str or type(numel) is not int or not 0 <= numel <= LARGEST_NUMBER:
-        raise MalformedError("a storage has no key or no number of elements")
-    view_offset = _view_offset(pid[5], key) if len(pid) == 6 else 0
-    try:
-        return _new_storage(Storage, (key, _STORAGE_DTYPES[pid[1]], numel, view_offset))
-    except KeyError:
-        raise MalformedError(f"storage {key} has no storage class") from None
 
 
 _STORAGE_DTYPES = {LISTED[key]: dtype for key, dtype in STORAGE_DTYPES.items()}

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from workers.pickle_records import Mapping, Record, SealedType, make_record
+from workers.pickle_sharing import UNCOUNTED_PARTS
 
 if TYPE_CHECKING:
     from workers.formats._dcp_stream import MetadataStream
@@ -104,7 +105,14 @@ def _memoize(stream: MetadataStream) -> None:
 
 def _get(width: int) -> Operation:
     operand = _operand(width)
-    return lambda stream: stream.stack.append(stream.memo[int.from_bytes(operand(stream), "little")])
+
+    def put(stream: MetadataStream) -> None:
+        value = stream.memo[int.from_bytes(operand(stream), "little")]
+        if isinstance(value, (tuple, frozenset)) and stream.shared.parts(value) > UNCOUNTED_PARTS:
+            raise UnusualError("a large tuple stands in several places")
+        stream.stack.append(value)
+
+    return put
 
 
 def _global(stream: MetadataStream) -> None:

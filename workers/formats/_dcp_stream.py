@@ -18,6 +18,7 @@ from workers.errors import UnshardError
 from workers.formats._dcp_opcodes import UnusualError, number_of, operations, without_frames
 from workers.geometry import Shape
 from workers.pickle_records import MalformedError, Record, RefusedError
+from workers.pickle_sharing import SharedParts
 from workers.pickles import inert_names, paused_collector
 
 ITEM_COLUMNS = 5
@@ -77,6 +78,7 @@ class MetadataStream:
         self.memo: dict[int, Any] = {}
         self.memo_size = 0
         self.find_class = inert_names()
+        self.shared = SharedParts(b"")
         self.names, self.offsets, self.files, self.boxes = Numbers(), Numbers(), Numbers(), Numbers()
         self.chunks = array("i")
         self.items = array("q")
