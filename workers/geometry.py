@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 Shape = tuple[int, ...]
 IntArray = NDArray[np.int64]
 
+MOST_DIMENSIONS = 64
+"""No tensor of torch has more (ATen ``dim_bitset_size``); the product of a shape of millions takes hours to make."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:

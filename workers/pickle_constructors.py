@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from workers import pickle_names as names
 from workers.dtypes import BY_TORCH_NAME
+from workers.geometry import MOST_DIMENSIONS
 from workers.pickle_records import (
     LARGEST_NUMBER,
     DType,
@@ -66,6 +67,8 @@ class _Size(Constructor):
     def _check(self, lengths: Any) -> tuple[int, ...]:
         if type(lengths) not in (tuple, list) or not all(is_count(length) for length in lengths):
             raise MalformedError("a shape or a stride is not a tuple of non-negative numbers")
+        if len(lengths) > MOST_DIMENSIONS:
+            raise MalformedError(f"a shape or a stride has {len(lengths)} dimensions, more than {MOST_DIMENSIONS}")
         plain = tuple(lengths)
         return self._known.setdefault(plain, plain)
 

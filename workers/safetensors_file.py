@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from workers.dtypes import ELEMENT_TYPES, size_bytes
 from workers.errors import CorruptFile
 from workers.file_kinds import HEAD_BYTES, kind_of, not_expected
+from workers.geometry import MOST_DIMENSIONS
 from workers.storage import Folder
 
 LARGEST_HEADER_BYTES = 100_000_000
@@ -118,8 +120,8 @@ def _parse(path: str, header: bytes, file_size: int, base: int) -> SafetensorsFi
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in fields if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise ValueError(f"the name {twice!r} twice")
     return fields
 
@@ -136,6 +138,8 @@ def _tensor(path: str, name: str, entry: Any, start: int) -> StoredTensor:
         raise _damaged(path, f"one of the element types {', '.join(ELEMENT_TYPES)}", str(dtype)[:40], name)
     if shape is None or offsets is None or len(offsets) != 2:
         raise _damaged(path, "a shape and two data_offsets", str(entry)[:120], name)
+    if len(shape) > MOST_DIMENSIONS:
+        raise _damaged(path, f"at most {MOST_DIMENSIONS} dimensions", f"{len(shape)}", name)
     length = size_bytes(dtype, shape)
     if offsets[1] - offsets[0] != length:
         raise _damaged(path, f"{length} bytes for {dtype} {list(shape)}", f"{offsets[1] - offsets[0]}", name)

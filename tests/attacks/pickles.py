@@ -173,6 +173,7 @@ def tensor(
 
 NONSENSE: dict[str, bytes] = {
     "nothing": b"",
+    "a tensor of 65 dimensions": pickled(tensor(size=b"(" + b"K\x01" * 65 + b"t", stride=b"(" + b"K\x01" * 65 + b"t")),
     "no stop": b"\x80\x02N",
     "not a pickle": b"\xfe\xff\x00",
     "an unknown opcode": pickled(b"\xff"),

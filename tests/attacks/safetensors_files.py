@@ -15,6 +15,13 @@ def entry(dtype: object = "U8", shape: object = (2,), offsets: object = (0, 2)) 
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
+def many_names(count: int) -> bytes:
+    """A header of many tensors without elements, the last of them twice."""
+    names = [*range(count), count - 1]
+    entries = (f'"t{number}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for number in names)
+    return file_of(f"{{{','.join(entries)}}}".encode())
+
+
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 4963189240\n"
 
 BROKEN: dict[str, tuple[bytes, tuple[str, ...]]] = {
@@ -46,6 +53,11 @@ BROKEN: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "offsets of another size": (file_of({"a": entry(offsets=(0, 1))}, b"xy"), ("tensor a", "2 bytes")),
     "offsets beyond 64 bits": (file_of({"a": entry(offsets=(0, 1 << 70))}, b"xy"), ("tensor a",)),
     "a shape that overflows": (file_of({"a": entry(shape=(1 << 40, 1 << 40))}, b"xy"), ("tensor a",)),
+    "a shape of very many dimensions": (
+        file_of({"a": entry(shape=[1 << 62] * 100_000)}, b"xy"),
+        ("tensor a", "100000", "64 dimensions"),
+    ),
+    "the last of many names twice": (many_names(60_000), ("'t59999' twice",)),
     "a hole": (file_of({"a": entry(offsets=(1, 3))}, b"xyz"), ("tensor a", "hole")),
     "an overlap": (file_of({"a": entry(), "b": entry(offsets=(1, 3))}, b"xyz"), ("tensor b", "overlap")),
     "other data behind": (file_of({"a": entry()}, b"xyz"), ("other data follow",)),

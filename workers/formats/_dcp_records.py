@@ -15,7 +15,7 @@ from workers.checkpoint import TensorInfo
 from workers.errors import CorruptFile
 from workers.formats._dcp_opcodes import UnusualError
 from workers.formats._dcp_stream import MetadataStream, Numbers
-from workers.geometry import IntArray, Shape
+from workers.geometry import MOST_DIMENSIONS, IntArray, Shape
 from workers.pickle_records import is_count
 from workers.pickles import DType, Record, load
 
@@ -190,7 +190,7 @@ class _Columns:
 
 
 def _is_shape(value: Any) -> bool:
-    return type(value) is tuple and all(map(is_count, value))
+    return type(value) is tuple and len(value) <= MOST_DIMENSIONS and all(map(is_count, value))
 
 
 def _dtype(properties: Any) -> str | None:

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from workers.geometry import Placement, Replicate, Shape, Shard, StridedShard, application_order
+from workers.geometry import (
+    MOST_DIMENSIONS,
+    Placement,
+    Replicate,
+    Shape,
+    Shard,
+    StridedShard,
+    application_order,
+)
+from workers.pickle_records import is_count
 from workers.pickles import Record, TensorRecord
 
 
@@ -112,9 +121,7 @@ def cut_order(placements: Sequence[Placement], shard_order: Any) -> list[int] | 
 
 def as_sizes(value: Any) -> Shape | None:
     """A list or tuple of sizes, offsets or ranks as a tuple; None when it is anything else."""
-    if isinstance(value, (list, tuple)) and all(type(item) is int and item >= 0 for item in value):
-        return tuple(value)
-    return None
+    return tuple(value) if isinstance(value, (list, tuple)) and all(map(is_count, value)) else None
 
 
 def _order_entries(shard_order: Any) -> list[Shape] | None:
@@ -136,10 +143,12 @@ def _layout_sizes(layout: Any) -> Shape | None:
     shapes = layout.get("shape") if axes is None else axes
     if type(shapes) is int:
         return (shapes,)
-    if not isinstance(shapes, (list, tuple)):
+    if not isinstance(shapes, (list, tuple)) or len(shapes) > MOST_DIMENSIONS:
         return None
     sizes = [as_sizes(shape.get("shape") if isinstance(shape, Record) else _tuple(shape)) for shape in shapes]
-    return None if None in sizes else tuple(prod(size) for size in sizes if size is not None)
+    if any(size is None or len(size) > MOST_DIMENSIONS for size in sizes):
+        return None
+    return tuple(prod(size) for size in sizes if size is not None)
 
 
 def _tuple(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from workers.checkpoint import PackedTensor
 from workers.errors import CorruptFile
+from workers.geometry import MOST_DIMENSIONS
 from workers.nf4 import PARTS, VALUES
 from workers.pickle_records import DType, Record, TensorRecord, is_count
 
@@ -23,7 +24,7 @@ def nf4_parts(record: Record, name: str, file: str) -> tuple[PackedTensor, dict[
     dtype = next((value.name for value in args if type(value) is DType), None)
     shape = next((value for value in args if type(value) is tuple), None)
     block, scalers = record.get("block_size"), record.get("scaler_block_size")
-    if dtype not in _DTYPES or shape is None or not all(map(is_count, shape)):
+    if dtype not in _DTYPES or shape is None or len(shape) > MOST_DIMENSIONS or not all(map(is_count, shape)):
         _refuse(name, file, "a dtype and a shape", f"{dtype} {shape!r}"[:80])
     if not is_count(block) or not is_count(scalers) or not block or not scalers:
         _refuse(name, file, "sizes of blocks", f"block_size {block!r}, scaler_block_size {scalers!r}"[:80])
