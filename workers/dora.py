@@ -14,55 +14,43 @@ from numpy.typing import NDArray
 
 from workers.arithmetic import NumpyArithmetic
 from workers.dtypes import ELEMENT_TYPES
-from workers.expressions import LORA_UNIT_ROWS, Context, Expression, Need
+from workers.expressions import AddLora, Context, Expression, Need
 from workers.geometry import Shape
 
 
 @dataclass(frozen=True, slots=True)
 class AddDora:
-    """``magnitude * (base + scale * (b @ a))`` with each row divided by its norm, rounded to the base's dtype.
+    """``magnitude * sum`` with each row of the sum divided by its norm, rounded to the base's dtype.
 
-    base [out, in], b [out, r], a [r, in], magnitude [out]; computed in float32.
+    sum [out, in], magnitude [out]; computed in float32, so that the sum is not rounded between.
     """
 
-    base: Expression
-    a: Expression
-    b: Expression
+    sum: AddLora
     magnitude: Expression
-    scale: float
 
     @property
     def dtype(self) -> str:
-        return self.base.dtype
+        return self.sum.dtype
 
     @property
     def shape(self) -> Shape:
-        return self.base.shape
+        return self.sum.shape
 
     @property
     def unit_elements(self) -> int:
-        return max(self.shape[1] * min(LORA_UNIT_ROWS, self.shape[0]), self.base.unit_elements)
+        return self.sum.unit_elements
 
     def requires(self, offsets: Shape, sizes: Shape) -> Iterator[Need]:
-        (row, _), (rows, _) = offsets, sizes
-        yield from self.base.requires((row, 0), (rows, self.shape[1]))
-        yield from self.b.requires((row, 0), (rows, self.b.shape[1]))
-        yield from self.a.requires((0, 0), self.a.shape)
-        yield from self.magnitude.requires((row,), (rows,))
+        yield from self.sum.requires((offsets[0], 0), (sizes[0], self.shape[1]))
+        yield from self.magnitude.requires(offsets[:1], sizes[:1])
 
     def fill(self, out: NDArray[Any], offsets: Shape, context: Context) -> None:
-        row, rows = offsets[0], out.shape[0]
-        base = _numbers(self.base, (row, 0), (rows, self.shape[1]), context)
-        b = _numbers(self.b, (row, 0), (rows, self.b.shape[1]), context)
-        a = _numbers(self.a, (0, 0), self.a.shape, context)
-        magnitude = _numbers(self.magnitude, (row,), (rows,), context)
-        merged = base + np.float32(self.scale) * (b @ a)
-        factor = magnitude / np.linalg.norm(merged, axis=1)
+        arithmetic = NumpyArithmetic()
+        operands = self.sum.operands((offsets[0], 0), (out.shape[0], self.shape[1]), context)
+        base, a, b = (arithmetic.as_float32(*operand) for operand in operands)
+        merged = base + np.float32(self.sum.scale) * (b @ a)
+        magnitude = np.empty(out.shape[:1], dtype=ELEMENT_TYPES[self.magnitude.dtype].numpy_type)
+        self.magnitude.fill(magnitude, offsets[:1], context)
+        factor = arithmetic.as_float32(magnitude, self.magnitude.dtype) / np.linalg.norm(merged, axis=1)
         result = np.ascontiguousarray((factor[:, None] * merged)[:, offsets[1] : offsets[1] + out.shape[1]])
         context.arithmetic.cast(result.view(np.uint32), "F32", out, self.dtype)
-
-
-def _numbers(expression: Expression, offsets: Shape, sizes: Shape, context: Context) -> NDArray[np.float32]:
-    values = np.empty(sizes, dtype=ELEMENT_TYPES[expression.dtype].numpy_type)
-    expression.fill(values, offsets, context)
-    return NumpyArithmetic().as_float32(values, expression.dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from itertools import accumulate
 from math import prod
 from typing import Any, Protocol
@@ -401,21 +402,32 @@ class AddLora:
         yield from self.a.requires((0, offsets[1]), (rank, sizes[1]))
 
     def fill(self, out: Elements, offsets: Shape, context: Context) -> None:
+        context.arithmetic.add_lora(self.operands(offsets, out.shape, context), self.scale, out, self.dtype)
+
+    def operands(
+        self, offsets: Shape, sizes: Shape, context: Context
+    ) -> tuple[tuple[Elements, str], tuple[Elements, str], tuple[Elements, str]]:
+        """What a box is made of: base, a and b, each with its dtype."""
         rank = self.a.shape[0]
-        base = _evaluate(self.base, offsets, out.shape, context)
-        b = _evaluate(self.b, (offsets[0], 0), (out.shape[0], rank), context)
-        a = _evaluate(self.a, (0, offsets[1]), (rank, out.shape[1]), context)
-        operands = (base, self.base.dtype), (a, self.a.dtype), (b, self.b.dtype)
-        context.arithmetic.add_lora(operands, self.scale, out, self.dtype)
+        base = _evaluate(self.base, offsets, sizes, context)
+        b = _evaluate(self.b, (offsets[0], 0), (sizes[0], rank), context)
+        a = _evaluate(self.a, (0, offsets[1]), (rank, sizes[1]), context)
+        return (base, self.base.dtype), (a, self.a.dtype), (b, self.b.dtype)
 
 
 def inputs_of(expression: Expression) -> Iterator[Expression]:
     """The expressions that one is made of."""
-    for field in fields(expression):  # type: ignore[arg-type]  # every node is a dataclass
-        value = getattr(expression, field.name)
+    for name in _field_names(type(expression)):
+        value = getattr(expression, name)
         for part in value if isinstance(value, tuple) else (value,):
             if hasattr(part, "requires"):
                 yield part
+
+
+@cache
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    """The fields of a kind of node; all are dataclasses."""
+    return tuple(field.name for field in fields(kind))
 
 
 def _evaluate(inner: Expression, offsets: Shape, sizes: Shape, context: Context) -> Elements:

@@ -117,7 +117,7 @@ def _dora(plain: AddLora, magnitude: Expression, module: LoraModule) -> AddDora:
             found=str(list(magnitude.shape)),
             hint="Adapter and base belong to different models.",
         )
-    return AddDora(plain.base, plain.a, plain.b, magnitude, plain.scale)
+    return AddDora(plain, magnitude)
 
 
 def _by_pattern(patterns: Any, name: str) -> float | None:
