@@ -270,6 +270,14 @@ def test_any_rule_that_is_read_makes_tensors_or_says_what_does_not_fit(rules, sh
             list(expression.requires((0,) * len(expression.shape), expression.shape))
 
 
+def test_two_tensors_that_are_one_part_are_refused():
+    memory = Memory()
+    entries = [(name, memory.source((2,))) for name in ("0.d", "1.d", "01.d")]
+    mapping = read({"source": "{expert}.d", "target": "d", "operations": [{"op": "stack", "dim": 0}]})
+    with pytest.raises(GeometryMismatch, match=r"1\.d and 01\.d"):
+        apply_rules(mapping.rules, entries, FACTS)
+
+
 # --- what becomes of a checkpoint --------------------------------------------------------------------------
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}

@@ -260,7 +260,15 @@ class _Gathering:
 
     def add(self, column: int, name: str, values: dict[str, str], expression: Expression) -> None:
         index = int(values[self._rule.gathered[0]]) if self._rule.gathered else 0
-        self._columns[column][index] = name, expression
+        other, _ = self._columns[column].setdefault(index, (name, expression))
+        if other != name:
+            raise GeometryMismatch(
+                f"{other} and {name} stand for the same part",
+                tensor=name,
+                expected="one tensor for each number",
+                found=f"{other} and {name}",
+                hint="The checkpoint was put together from two: leave the one out that isn't wanted.",
+            )
 
     def results(self, facts: Facts) -> list[Entry]:
         rule = self._rule.rule
