@@ -48,6 +48,16 @@ class ModelFiles:
     looked_in: str
     """In plain words, for when there is no config."""
 
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Where the config comes from, in words, if there is one."""
+        return (f"config from {self.config_path}",) if self.config_path is not None else ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The config, if there is none."""
+        return () if self.config is not None else (f"{CONFIG} (looked in {self.looked_in})",)
+
 
 def find_model_files(listing: Listing, places: dict[str, bool], options: ConvertOptions) -> ModelFiles:
     """Find config.json and what goes with it.

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder
 from workers.errors import AmbiguousSource, IncompleteCheckpoint
+from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._dcp_items import add_tensors
 from workers.formats._dcp_metadata import METADATA, DcpMetadata, has_metadata, read_dcp_metadata
 from workers.formats._dcp_safetensors import add_sharded_tensors, sharded_files
 from workers.formats._format import Detection, Format, Listing, join
-from workers.formats._model_folder import CONFIG, find_model_files
+from workers.formats._model_folder import find_model_files
 from workers.formats._state_dict import STATE_DICT_OPTIONS, ModelPart, choose_model, naming_of
 from workers.formats._steps import check_step, choose_step
 from workers.options import ConvertOptions
@@ -84,27 +85,15 @@ def _add_model(builder: CheckpointBuilder, listing: Listing, options: ConvertOpt
 def _checkpoint(
     listing: Listing, options: ConvertOptions, builder: CheckpointBuilder, place: _Place, part: ModelPart
 ) -> Checkpoint:
-    storages, pieces, replicas = builder.tables()
     above = place.prefix.rpartition("/")[0]
     places = dict.fromkeys((place.prefix, above, ""), False)
     model = find_model_files(listing, places, options)
     ranks = {file.rank for file in builder.files if file.rank is not None}
-    return Checkpoint(
-        address=listing.folder.address,
-        format="dcp",
-        naming=naming_of(part.names.values(), options),
-        files=tuple(builder.files),
-        tensors=tuple(builder.tensors),
-        storages=storages,
-        pieces=pieces,
-        replicas=replicas,
-        config=model.config,
-        config_path=model.config_path,
-        side_files=model.side_files,
+    return replace(
+        checkpoint_of(listing, builder, model, ("dcp", naming_of(part.names.values(), options))),
         layout={"ranks_that_wrote": len(ranks), "files": len(builder.files)},
-        evidence=(place.evidence, *((f"config from {model.config_path}",) if model.config_path else ())),
+        evidence=(place.evidence, *model.evidence),
         notes=(*place.notes, *part.notes),
-        missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
         left_out=part.left_out,
         strict_ties=True,
     )

@@ -6,10 +6,12 @@ Source: transformers ``modeling_utils.py`` of before version 5, huggingface_hub 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder
 from workers.errors import IncompleteCheckpoint
+from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._model_folder import CONFIG, find_model_files, read_json
 from workers.formats._state_dict import STATE_DICT_OPTIONS, ModelPart, naming_of
@@ -54,24 +56,12 @@ def whole_model(
 ) -> Checkpoint:
     """The checkpoint of a model that lies in a folder as whole tensors; ``found`` is evidence, part and notes."""
     evidence, part, notes = found
-    storages, pieces, replicas = builder.tables()
     model = find_model_files(listing, {"": name == "hf-bin"}, options)
-    return Checkpoint(
-        address=listing.folder.address,
-        format=name,
-        naming=naming_of(part.names.values(), options),
-        files=tuple(builder.files),
-        tensors=tuple(builder.tensors),
-        storages=storages,
-        pieces=pieces,
-        replicas=replicas,
-        config=model.config,
-        config_path=model.config_path,
-        side_files=model.side_files,
+    return replace(
+        checkpoint_of(listing, builder, model, (name, naming_of(part.names.values(), options))),
         layout={"files": len(builder.files)},
-        evidence=(evidence, *((f"config from {model.config_path}",) if model.config_path else ())),
+        evidence=(evidence, *model.evidence),
         notes=(*notes, *part.notes),
-        missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
         left_out=part.left_out,
         packed=part.packed,
         strict_ties=True,

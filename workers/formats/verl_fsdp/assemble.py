@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from workers.checkpoint import Checkpoint, CheckpointBuilder, PieceTable, SourceFile, StorageTable
+from workers.checkpoint import Checkpoint, CheckpointBuilder, PieceTable, SourceFile
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
+from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._distributed import Sharding
 from workers.formats._format import Listing, join
 from workers.formats._mesh import placement_text
-from workers.formats._model_folder import CONFIG, ModelFiles, find_model_files
+from workers.formats._model_folder import ModelFiles, find_model_files
 from workers.formats._steps import STILL_WRITING
 from workers.formats.verl_fsdp.adapter import read_adapter
 from workers.formats.verl_fsdp.folders import FSDP_CONFIG, RankFiles
@@ -43,26 +46,16 @@ def assemble(listing: Listing, ranks: RankFiles, options: ConvertOptions) -> Che
             _add(builder, table, first)
     if first is None or not first.names:
         raise CorruptFile("the rank files hold no tensors", hint=STILL_WRITING)
-    storages, pieces, replicas = _tables(builder, ranks)
     folder = ranks.folder.path
     model = find_model_files(listing, {join(folder, "huggingface"): True, folder: False}, options)
-    return Checkpoint(
-        address=listing.folder.address,
-        format="verl-fsdp",
-        naming="transformers",
-        files=tuple(builder.files),
-        tensors=tuple(builder.tensors),
-        storages=storages,
-        pieces=pieces,
-        replicas=replicas,
-        config=model.config,
-        config_path=model.config_path,
-        side_files=model.side_files,
+    whole = checkpoint_of(listing, builder, model, ("verl-fsdp", "transformers"), partial(_explained, ranks))
+    return replace(
+        whole,
         adapter=read_adapter(listing, folder, first.names, options),
         layout=_layout(first, ranks),
         evidence=_evidence(ranks, model),
-        notes=_notes(ranks, first, replicas),
-        missing=_missing(ranks, model),
+        notes=_notes(ranks, first, whole.replicas),
+        missing=(*((ranks.missing_text(),) if ranks.missing else ()), *model.missing),
     )
 
 
@@ -151,22 +144,20 @@ def _add(builder: CheckpointBuilder, table: RankTable, first: RankTable) -> None
     builder.add_pieces(rows)
 
 
-def _tables(builder: CheckpointBuilder, ranks: RankFiles) -> tuple[StorageTable, PieceTable, PieceTable]:
-    def explain(gap: IncompleteCheckpoint) -> IncompleteCheckpoint:
-        if not ranks.missing:
-            return gap
-        count = sum(last - first + 1 for first, last in ranks.missing)
-        of = f"{_spans(ranks)} of {ranks.world_size}, numbered from 0"
-        return IncompleteCheckpoint(
-            f"{ranks.missing_text()} {'is' if count == 1 else 'are'} missing ({of}): {gap.message}",
-            file=ranks.missing_text().partition(" to ")[0].partition(",")[0],
-            tensor=gap.tensor,
-            expected=f"the files of {ranks.world_size} ranks",
-            found=f"{len(ranks.files)} file{'s' if len(ranks.files) != 1 else ''}",
-            hint=f"Without a shared disk each node saves only its own ranks: copy them together. {STILL_WRITING}",
-        )
-
-    return builder.tables(explain)
+def _explained(ranks: RankFiles, gap: IncompleteCheckpoint) -> IncompleteCheckpoint:
+    """A gap in a tensor, told by the ranks whose files are missing, where some are."""
+    if not ranks.missing:
+        return gap
+    count = sum(last - first + 1 for first, last in ranks.missing)
+    of = f"{_spans(ranks)} of {ranks.world_size}, numbered from 0"
+    return IncompleteCheckpoint(
+        f"{ranks.missing_text()} {'is' if count == 1 else 'are'} missing ({of}): {gap.message}",
+        file=ranks.missing_text().partition(" to ")[0].partition(",")[0],
+        tensor=gap.tensor,
+        expected=f"the files of {ranks.world_size} ranks",
+        found=f"{len(ranks.files)} file{'s' if len(ranks.files) != 1 else ''}",
+        hint=f"Without a shared disk each node saves only its own ranks: copy them together. {STILL_WRITING}",
+    )
 
 
 def _spans(ranks: RankFiles) -> str:
@@ -197,9 +188,7 @@ def _evidence(ranks: RankFiles, model: ModelFiles) -> tuple[str, ...]:
     lines = [f"{len(ranks.files)} of {ranks.world_size} rank files {ranks.file_name('*')} in {where}"]
     if ranks.fsdp_version is not None:
         lines.append(f"{FSDP_CONFIG}: FSDP{ranks.fsdp_version}")
-    if model.config_path is not None:
-        lines.append(f"config from {model.config_path}")
-    return (*lines, *ranks.notes)
+    return (*lines, *model.evidence, *ranks.notes)
 
 
 def _notes(ranks: RankFiles, first: RankTable, replicas: PieceTable) -> tuple[str, ...]:
@@ -211,10 +200,3 @@ def _notes(ranks: RankFiles, first: RankTable, replicas: PieceTable) -> tuple[st
     if first.ignored:
         notes.append(f"left out, since they are no tensors: {', '.join(first.ignored[:8])}")
     return tuple(notes)
-
-
-def _missing(ranks: RankFiles, model: ModelFiles) -> tuple[str, ...]:
-    missing = [ranks.missing_text()] if ranks.missing else []
-    if model.config is None:
-        missing.append(f"{CONFIG} (looked in {model.looked_in})")
-    return tuple(missing)
