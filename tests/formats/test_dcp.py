@@ -208,6 +208,14 @@ def infos(folder: DcpFolder):
     return list(folder.metadata.storage_data.values())
 
 
+@pytest.mark.parametrize(("name", "size"), [(".metadata", 1 << 40), ("__999999999999.metadata", 1)])
+def test_metadata_that_can_be_none_are_refused_at_once(tmp_path, name, size):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(size)
+    kind = CorruptFile if size > 1 else IncompleteCheckpoint
+    assert (str(size) if size > 1 else "__0.metadata") in refused(tmp_path, kind).message
+
+
 def test_a_chunk_without_an_item_is_told(tmp_path):
     error = refused(broken(tmp_path, lambda folder: folder.metadata.storage_data.popitem()), IncompleteCheckpoint)
     assert error.tensor == WEIGHT

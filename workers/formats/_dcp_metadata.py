@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,6 +30,9 @@ RANK_METADATA = re.compile(r"__(?P<rank>\d+)\.metadata")
 
 LARGE_BYTES = 4 << 20
 """From here on the pickle is read in the way that makes no object for each chunk."""
+
+LARGEST_BYTES = 8 << 30
+"""About ten times what a trillion parameters on a thousand ranks take."""
 
 TRANSFORMS = {(): PLAIN, ("stream.zstd/1",): ZSTD}
 """Encodings by torch's transform descriptors (``_extension.py``)."""
@@ -104,8 +108,17 @@ def read_dcp_metadata(listing: Listing, prefix: str = "") -> DcpMetadata:
 
 def _read(listing: Listing, path: str, digest: xxhash.xxh3_128) -> DcpRecords:
     entry = listing.file(path)
-    if entry is not None and entry.size_bytes >= LARGE_BYTES:
-        data = bytearray(entry.size_bytes)
+    size = entry.size_bytes if entry is not None else 0
+    if size > LARGEST_BYTES:
+        raise CorruptFile(
+            f"{path} has {size} bytes, more than the metadata of any checkpoint",
+            file=path,
+            expected=f"at most {LARGEST_BYTES} bytes",
+            found=f"{size} bytes",
+            hint="The file is damaged; fetch it again from where it was saved.",
+        )
+    if size >= LARGE_BYTES:
+        data = bytearray(size)
         listing.folder.read_into(path, 0, memoryview(data))
         digest.update(data)
         records = read_large_records(data, path)
@@ -129,10 +142,11 @@ def _sources(listing: Listing, prefix: str) -> tuple[str, ...]:
             found="none",
             hint=f"Take another checkpoint of the run, or copy the missing file, too. {_STILL_WRITING}",
         )
-    missing = [f"__{rank}.metadata" for rank in range(max(ranks)) if rank not in ranks]
+    absent = (rank for rank in range(max(ranks)) if rank not in ranks)
+    missing = [f"__{rank}.metadata" for rank in islice(absent, 8)]
     if missing:
         raise IncompleteCheckpoint(
-            f"metadata of ranks are missing: {', '.join(missing[:8])}",
+            f"metadata of ranks are missing: {', '.join(missing)}",
             file=join(prefix, missing[0]),
             expected=f"__0.metadata to __{max(ranks)}.metadata",
             found=f"{len(ranks)} file{'s' if len(ranks) != 1 else ''}",

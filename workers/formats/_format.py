@@ -9,8 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.checkpoint import Checkpoint
+from workers.errors import CorruptFile
 from workers.options import ConvertOptions
 from workers.storage import FileEntry, Folder
+
+LARGEST_NOTE_BYTES = 64 << 10
+"""Trackers and the like hold the number or name of a step."""
 
 
 class Listing:
@@ -40,9 +44,19 @@ class Listing:
         return self.files(prefix).get(name)
 
     def read(self, path: str) -> bytes | None:
-        """The content of a small file, None when it is not there."""
+        """The content of a file of some words, None when it is not there; ``CorruptFile`` when it is larger."""
         entry = self.file(path)
-        return None if entry is None else self.folder.read(entry.path)
+        if entry is None:
+            return None
+        if entry.size_bytes > LARGEST_NOTE_BYTES:
+            raise CorruptFile(
+                f"{entry.path} has {entry.size_bytes} bytes, and should hold a few words",
+                file=entry.path,
+                expected=f"at most {LARGEST_NOTE_BYTES} bytes",
+                found=f"{entry.size_bytes} bytes",
+                hint="The file is damaged or is another one of that name: fetch it again from where it was saved.",
+            )
+        return self.folder.read(entry.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder
 from workers.errors import CorruptFile, IncompleteCheckpoint
 from workers.families.megatron import NAMING
+from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._dcp_items import add_tensors
 from workers.formats._dcp_metadata import METADATA, DcpMetadata, read_dcp_metadata
-from workers.formats._format import Detection, Format, Listing, join
+from workers.formats._format import LARGEST_NOTE_BYTES, Detection, Format, Listing, join
 from workers.formats._megatron_folders import HUGGING_FACE, MegatronFolder, choose_folder, model_files, places
-from workers.formats._model_folder import CONFIG, ModelFiles, read_json
+from workers.formats._model_folder import ModelFiles, read_json
 from workers.formats._steps import STILL_WRITING
 from workers.options import ConvertOptions
 
@@ -27,7 +29,6 @@ BACKEND, BACKEND_KEY = "torch_dist", "sharded_backend"
 COMMON_FILE = "common.pt"
 """What is not sharded; Megatron-Core 0.19 no longer writes it."""
 
-_LARGEST_BACKEND_FILE = 64 << 10
 _NO_WEIGHT = re.compile(
     r"(chained_\d+\.)?optimizer\..* | chained_\d+\..* | rng_state(/.*)? | rerun_state_machine_state(/.*)?"
     r"| .*\._extra_state(/.*)? | opt_param_scheduler.*",
@@ -54,7 +55,7 @@ def holds(listing: Listing, place: str) -> bool:
     entry = names.get(BACKEND_FILE)
     if entry is None:
         return COMMON_FILE in names and (METADATA in names or any(name.endswith(".distcp") for name in names))
-    if entry.size_bytes > _LARGEST_BACKEND_FILE:
+    if entry.size_bytes > LARGEST_NOTE_BYTES:
         return False
     return f'"{BACKEND_KEY}"'.encode() in (listing.read(entry.path) or b"")
 
@@ -69,25 +70,13 @@ def open_megatron_dist(listing: Listing, options: ConvertOptions) -> Checkpoint:
         raise _no_weights(listing, folder)
     builder = CheckpointBuilder()
     add_tensors(builder, listing, folder.path, metadata, names)
-    storages, pieces, replicas = builder.tables()
     model = model_files(listing, folder, options)
-    return Checkpoint(
-        address=listing.folder.address,
-        format=NAME,
-        naming=NAMING,
-        files=tuple(builder.files),
-        tensors=tuple(builder.tensors),
-        storages=storages,
-        pieces=pieces,
-        replicas=replicas,
-        config=model.config,
-        config_path=model.config_path,
-        side_files=model.side_files,
+    return replace(
+        checkpoint_of(listing, builder, model, (NAME, NAMING)),
         layout={"files": len(builder.files), "layers": _layers(names)},
         evidence=_evidence(folder, model),
         notes=folder.notes,
         left_out=_left_out(metadata, names),
-        missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
     )
 
 
@@ -144,10 +133,8 @@ def _layers(names: Mapping[str, str]) -> str:
 
 
 def _evidence(folder: MegatronFolder, model: ModelFiles) -> tuple[str, ...]:
-    lines = [f"{join(folder.path, BACKEND_FILE)} says {BACKEND_KEY} {BACKEND}"]
-    if model.config_path is not None:
-        lines.append(f"config from {model.config_path}")
-    return (*lines, *folder.notes)
+    backend = f"{join(folder.path, BACKEND_FILE)} says {BACKEND_KEY} {BACKEND}"
+    return (backend, *model.evidence, *folder.notes)
 
 
 def _left_out(metadata: DcpMetadata, taken: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
