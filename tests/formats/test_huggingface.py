@@ -137,6 +137,12 @@ def test_the_usual_name_comes_before_others(tmp_path):
     assert set(opened(tmp_path).index) == {"a"}
 
 
+def test_a_whole_model_beside_numbered_files_and_no_index_is_ambiguous(tmp_path):
+    save_file({"a": values(3)}, tmp_path / "model.safetensors")
+    save_file({"b": values(3)}, tmp_path / "model-00001-of-00001.safetensors")
+    assert "model-00001-of-00001.safetensors" in refused(tmp_path, AmbiguousSource).message
+
+
 def test_empty_and_scalar_tensors_are_read(tmp_path):
     save_file(
         {"none": np.zeros((0, 3), np.float32), "one": np.full((), 3, np.float32)}, tmp_path / "model.safetensors"

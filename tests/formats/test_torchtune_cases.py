@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from tests.formats.cases import Area, assert_tensors
 from workers.convert import convert
 from workers.errors import (
+    AmbiguousSource,
     CorruptFile,
     GeometryMismatch,
     IncompleteCheckpoint,
@@ -81,6 +85,27 @@ def test_the_newest_epoch_or_step_is_taken_and_said(name):
     chosen = AREA.expected(name).get("chosen", "")
     assert checkpoint.address.url.endswith(chosen)
     assert mapped.targets
+
+
+def test_safetensors_of_epochs_in_one_folder_are_torchtunes(tmp_path):
+    for number in (1, 2):
+        for epoch in (0, 1):
+            tensors = {f"{number}.weight": torch.full((2,), float(epoch))}
+            save_file(tensors, tmp_path / f"model-0000{number}-of-00002_{epoch}.safetensors")
+    found = open_checkpoint(open_folder(str(tmp_path)), ConvertOptions(family="none"))
+    assert (found.format, sorted(found.index)) == ("torchtune", ["1.weight", "2.weight"])
+    assert [file.path for file in found.files] == [f"model-0000{number}-of-00002_1.safetensors" for number in (1, 2)]
+
+
+@pytest.mark.parametrize("other", ["meta_model_1.pt", "hf_model_0001_1.pt", "model-00001-of-00001_1.safetensors"])
+def test_two_models_of_an_epoch_are_a_choice(tmp_path, other):
+    for name in ("torchtune_model_0.pt", "torchtune_model_1.pt"):
+        torch.save({"norm.scale": torch.ones(2)}, tmp_path / name)
+    (tmp_path / other).write_bytes(b"")
+    with pytest.raises(AmbiguousSource, match=f"epoch 1: .*{re.escape(other)}"):
+        open_checkpoint(open_folder(str(tmp_path)), ConvertOptions(family="none"))
+    found = open_checkpoint(open_folder(str(tmp_path)), ConvertOptions(family="none", epoch=0))
+    assert found.files[0].path == "torchtune_model_0.pt"
 
 
 def test_an_older_step_can_be_asked_for():

@@ -41,6 +41,9 @@ class Names:
         return re.compile(rf"(?P<stem>.+)-(?P<number>\d{{5}})-of-(?P<count>\d{{5}}){re.escape(self.end)}")
 
 
+OF_EPOCH = re.compile(r"model-0(?P<shard>\d{4})-of-0(?P<count>\d{4})_(?P<epoch>\d{1,18})\.safetensors")
+"""Names of torchtune 0.2 to 0.4, which keeps the epochs of a run in one folder: no loader of the hub knows these."""
+
 SAFETENSORS = Names(".safetensors", ("model.safetensors", "adapter_model.safetensors"), others=True)
 BIN = Names(".bin", ("pytorch_model.bin",), others=False)
 
@@ -66,6 +69,10 @@ def find_weights(listing: Listing, kind: Names) -> Weights:
         return _indexed(listing, kind, index or indexes[0])
     usual = next((name for name in kind.usual if name in files), None)
     if usual is not None:
+        stem = usual.removesuffix(kind.end)
+        parts = [name for name in files if (match := kind.numbered.fullmatch(name)) and match["stem"] == stem]
+        if parts:
+            raise _several([usual, *sorted(parts)])
         return Weights((files[usual],), usual)
     names = sorted(
         name for name in files if name.endswith(kind.end) and (kind.others or kind.numbered.fullmatch(name))

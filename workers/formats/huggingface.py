@@ -8,18 +8,20 @@ Source: transformers ``utils/hub.py`` (``get_checkpoint_shard_files``), safetens
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import xxhash
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder, SourceFile
 from workers.errors import GeometryMismatch
+from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._dcp_safetensors import SHARD
 from workers.formats._format import Detection, Format, Listing
-from workers.formats._model_folder import CONFIG, find_model_files
+from workers.formats._model_folder import find_model_files
 from workers.formats._namings import META, TORCHTUNE, naming_of_keys
 from workers.formats._reading import read_ahead
-from workers.formats._weight_files import SAFETENSORS, Weights, check_listed, find_weights
+from workers.formats._weight_files import OF_EPOCH, SAFETENSORS, Weights, check_listed, find_weights
 from workers.geometry import contiguous_strides
 from workers.options import ConvertOptions
 from workers.safetensors_file import SafetensorsFile, StoredTensor, open_safetensors
@@ -34,7 +36,8 @@ _Copy = tuple[str, StoredTensor, int]
 
 def detect(listing: Listing) -> Detection | None:
     """Recognise a folder with safetensors files or an index of them."""
-    names = [name for name in listing.files() if name.endswith((SAFETENSORS.end, SAFETENSORS.index_end))]
+    ends = SAFETENSORS.end, SAFETENSORS.index_end
+    names = [name for name in listing.files() if name.endswith(ends) and not OF_EPOCH.fullmatch(name)]
     if not names or all(map(SHARD.fullmatch, names)) or names == [ADAPTER]:
         return None
     return Detection((names[0] if len(names) == 1 else f"{len(names)} files *.safetensors",))
@@ -59,24 +62,13 @@ def open_safetensors_model(listing: Listing, options: ConvertOptions, weights: W
     notes += [listed] if listed else []
     for name, tensor, file in copies:  # behind all others: the index says which is the model's
         _add_tensor(builder, name, tensor, file)
-    storages, pieces, replicas = builder.tables()
     naming = naming_of_keys(holders, listing.folder.address.url)
-    return Checkpoint(
-        address=listing.folder.address,
-        format="hf",
-        naming=naming if naming in (TORCHTUNE, META) else NAMING,
-        files=tuple(builder.files),
-        tensors=tuple(builder.tensors),
-        storages=storages,
-        pieces=pieces,
-        replicas=replicas,
-        config=model.config,
-        config_path=model.config_path,
-        side_files=model.side_files,
+    naming = naming if naming in (TORCHTUNE, META) else NAMING
+    return replace(
+        checkpoint_of(listing, builder, model, ("hf", naming)),
         layout={"files": len(builder.files)},
-        evidence=(weights.evidence, *((f"config from {model.config_path}",) if model.config_path else ())),
+        evidence=(weights.evidence, *model.evidence),
         notes=tuple(notes),
-        missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
     )
 
 

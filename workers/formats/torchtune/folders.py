@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from workers.errors import IncompleteCheckpoint, UnknownFormat
+from workers.errors import AmbiguousSource, IncompleteCheckpoint, UnknownFormat
 from workers.formats._format import Detection, Listing
 from workers.formats._steps import check_step
-from workers.formats._weight_files import BIN, SAFETENSORS, Weights, find_weights
+from workers.formats._weight_files import BIN, OF_EPOCH, SAFETENSORS, Weights, find_weights
 from workers.options import ConvertOptions
 from workers.storage import FileEntry
 
@@ -27,7 +27,6 @@ _ADAPTER = "adapter_model.pt"
 _FOLDER = re.compile(r"(?P<kind>epoch|step)_(?P<number>\d{1,18})")
 _FLAT = re.compile(r"(torchtune|meta)_model_(?P<epoch>\d{1,18})\.pt")
 _FLAT_SHARD = re.compile(r"hf_model_(?P<shard>\d{4})_(?P<epoch>\d{1,18})\.pt")
-_FLAT_SAFETENSORS = re.compile(r"model-0(?P<shard>\d{4})-of-0(?P<count>\d{4})_(?P<epoch>\d{1,18})\.safetensors")
 _FLAT_ADAPTER = re.compile(r"adapter_(?P<epoch>\d{1,18})\.pt")
 _NUMBERED_BIN = re.compile(r"(ft-)?model-\d{5}-of-\d{5}\.bin")
 _MODEL_SAFETENSORS = re.compile(r"((ft-)?model-\d{5}-of-\d{5}|model)\.safetensors")
@@ -113,7 +112,7 @@ def _flat(listing: Listing, options: ConvertOptions, notes: tuple[str, ...]) -> 
     files = listing.files()
     found = [
         (int(match["epoch"]), pattern, name)
-        for pattern in (_FLAT, _FLAT_SHARD, _FLAT_SAFETENSORS, _FLAT_ADAPTER)
+        for pattern in (_FLAT, _FLAT_SHARD, OF_EPOCH, _FLAT_ADAPTER)
         for name in sorted(files)
         if (match := pattern.fullmatch(name))
     ]
@@ -124,10 +123,17 @@ def _flat(listing: Listing, options: ConvertOptions, notes: tuple[str, ...]) -> 
         raise _no_such("epoch", epoch, epochs)
     rows = [row for row in models if row[0] == epoch]
     pattern = rows[0][1]
-    names = [name for _, kind, name in rows if kind is pattern]
-    if pattern in (_FLAT_SHARD, _FLAT_SAFETENSORS):
+    names = [name for _, _, name in rows]
+    if any(kind is not pattern for _, kind, _ in rows) or (pattern is _FLAT and len(names) > 1):
+        raise AmbiguousSource(
+            f"{listing.folder.address.url} holds several models of epoch {epoch}: {', '.join(names[:8])}",
+            expected="one model of each epoch",
+            found=", ".join(names[:8]),
+            hint="They are of runs with different checkpointers: move the files of one into a folder of their own.",
+        )
+    if pattern in (_FLAT_SHARD, OF_EPOCH):
         _check_shards(names, pattern)
-    kind = Kind.SAFETENSORS if pattern is _FLAT_SAFETENSORS else Kind.TORCH
+    kind = Kind.SAFETENSORS if pattern is OF_EPOCH else Kind.TORCH
     kind = Kind.ADAPTER if pattern is _FLAT_ADAPTER else kind
     told = "the option epoch says so" if options.epoch is not None else f"the newest of {len(epochs)}"
     notes = (*notes, f"epoch {epoch}: {told}")
@@ -138,7 +144,7 @@ def _check_shards(names: list[str], pattern: re.Pattern[str]) -> None:
     """Shards are numbered from 1 without a gap; safetensors say how many there are."""
     matches = [match for name in names if (match := pattern.fullmatch(name))]
     numbers = {int(match["shard"]) for match in matches}
-    counts = {int(match["count"]) for match in matches} if pattern is _FLAT_SAFETENSORS else {max(numbers)}
+    counts = {int(match["count"]) for match in matches} if pattern is OF_EPOCH else {max(numbers)}
     absent = next((number for number in range(1, max(counts) + 1) if number not in numbers), None)
     if absent is not None:
         start, end = matches[0].span("shard")
@@ -192,7 +198,7 @@ def _no_such(kind: str, asked: int, there: list[int]) -> IncompleteCheckpoint:
 
 
 def _is_flat(name: str) -> bool:
-    return any(pattern.fullmatch(name) for pattern in (_FLAT, _FLAT_SHARD, _FLAT_SAFETENSORS, _FLAT_ADAPTER))
+    return any(pattern.fullmatch(name) for pattern in (_FLAT, _FLAT_SHARD, OF_EPOCH, _FLAT_ADAPTER))
 
 
 def _has_model(files: Mapping[str, FileEntry]) -> bool:
