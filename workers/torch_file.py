@@ -117,7 +117,8 @@ def resolve(file: TorchFile, tensor: TensorRecord, *, name: str = "") -> Resolve
     """Find the bytes of a tensor and check that its storage holds them all.
 
     ``name`` is the tensor's name for messages. Raises ``CorruptFile`` when the storage is missing or too short, and
-    ``GeometryMismatch`` for an element type that safetensors has no name for.
+    ``GeometryMismatch`` for an element type that safetensors has no name for, and for a tensor whose values are not
+    what is stored but the conjugate or negative of it.
     """
     storage = tensor.storage
     stored = file.storages.get(storage.key)
@@ -129,6 +130,15 @@ def resolve(file: TorchFile, tensor: TensorRecord, *, name: str = "") -> Resolve
             tensor=name,
             found=tensor.dtype,
             hint="Leave the tensor out, or convert it to another type where it was saved.",
+        )
+    if tensor.conjugate or tensor.negative:
+        raise GeometryMismatch(
+            f"{file.path}: tensor {name} is the conjugate or negative of what is stored",
+            file=file.path,
+            tensor=name,
+            expected="a tensor as it is stored",
+            found="a lazy conjugate or negative",
+            hint="Load the file with torch, call resolve_conj().resolve_neg() on the tensor, and save it again.",
         )
     if stored is None:
         raise _bad_tensor(file, name, f"a storage {storage.key}", "no such storage")

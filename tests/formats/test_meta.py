@@ -147,6 +147,27 @@ def test_files_of_different_releases_are_refused(tmp_path):
         opened(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "weight", [torch.eye(8).to_sparse(), torch.ones(8, device="meta"), torch._neg_view(torch.ones(8))]
+)
+def test_a_weight_that_is_no_plain_tensor_is_named(tmp_path, weight):
+    model = Model()
+    save(tmp_path, [{**model.whole, "layers.0.extra.weight": weight}], model.params)
+    with pytest.raises(GeometryMismatch) as caught:
+        opened(tmp_path)
+    assert caught.value.tensor == "layers.0.extra.weight"
+
+
+def test_rows_of_a_fused_weight_are_found_whatever_the_width_of_its_elements(tmp_path):
+    model = Model()
+    fused = torch.arange(16 * 8).reshape(16, 8).to(torch.uint16)  # in a file, on a storage without a type
+    others = {name: tensor for name, tensor in model.whole.items() if name[-8:-7] not in "qkv"}
+    save(tmp_path, [{**others, "layers.0.attention.wqkv.weight": fused}], model.params)
+    checkpoint = opened(tmp_path)
+    found = Evaluator(checkpoint).whole(checkpoint.index["layers.0.attention.wv.weight"])
+    assert (found == fused[12:].numpy()).all()
+
+
 @pytest.mark.parametrize("value", [0, -1, "8", 1.5, None, True, [8]])
 def test_sizes_that_are_none_are_refused(tmp_path, value):
     model = Model()

@@ -85,12 +85,34 @@ def test_weights_that_are_no_plain_tensors_are_named(tmp_path):
 def test_a_lazy_conjugate_is_refused(tmp_path):
     values = torch.ones(3, dtype=torch.complex64).conj()
     assert refused(saved(tmp_path, {WEIGHT: values}), GeometryMismatch).tensor == WEIGHT
+    assert "negative" in refused(saved(tmp_path, {WEIGHT: torch._neg_view(torch.ones(3))}), GeometryMismatch).message
 
 
 def test_a_dict_inside_of_itself_is_refused(tmp_path):
     content: dict[str, object] = {WEIGHT: torch.ones(2)}
     content["again"] = content
     assert "nested" in refused(saved(tmp_path, content), CorruptFile).message
+
+
+def test_dicts_that_hold_each_other_again_and_again_are_refused(tmp_path):
+    content: list[object] = [torch.ones(1)]
+    for _ in range(25):
+        content = [content, content]
+    error = refused(saved(tmp_path, {WEIGHT: torch.ones(2), "optimizer": content}), CorruptFile)
+    assert "again and again" in error.message
+
+
+def test_one_dict_in_two_places_is_read_in_both(tmp_path):
+    weights = {WEIGHT: torch.ones(2)}
+    found = opened(saved(tmp_path, {"model": weights, "optimizer": {"masters": weights}}))
+    assert_same(found, weights)
+    assert [name for name, _ in found.left_out] == [f"optimizer.masters.{WEIGHT}"]
+
+
+@pytest.mark.parametrize("key", [("a", 1), True, b"norm.weight"])
+def test_a_tensor_of_the_model_under_a_key_that_is_no_name_is_told(tmp_path, key):
+    error = refused(saved(tmp_path, {WEIGHT: torch.ones(2), key: torch.ones(3)}), GeometryMismatch)
+    assert repr(key) in error.message
 
 
 def sharded(folder: Path) -> Path:
@@ -118,6 +140,13 @@ def test_a_tensor_in_two_files_is_refused(tmp_path):
         sharded(tmp_path), {"a.weight": torch.ones(2), "b.weight": torch.ones(2)}, "pytorch_model-00002-of-00002.bin"
     )
     assert refused(tmp_path, GeometryMismatch).tensor == "a.weight"
+
+
+def test_a_whole_file_beside_numbered_ones_and_no_index_is_ambiguous(tmp_path):
+    (sharded(tmp_path) / "pytorch_model.bin.index.json").unlink()
+    assert_same(opened(tmp_path), {"a.weight": torch.ones(2), "b.weight": torch.zeros(2)})
+    saved(tmp_path, {"a.weight": torch.ones(2)}, "pytorch_model.bin")
+    assert "pytorch_model-00001-of-00002.bin" in refused(tmp_path, AmbiguousSource).message
 
 
 def test_accelerates_rank_files_are_put_together_and_a_missing_one_is_named(tmp_path):

@@ -296,8 +296,6 @@ def _in_opened(opened: TorchFile, item: Item) -> Located:
         raise _other_item(opened.path, item, "no tensor")
     if (root.dtype, root.shape) != (item.tensor.dtype, item.sizes):
         raise _other_item(opened.path, item, f"{root.dtype} {list(root.shape)}")
-    if root.conjugate or root.negative:
-        raise _other_item(opened.path, item, "the conjugate or negative of what is stored")
     place = resolve(opened, root, name=item.name)
     return Located(*place.stored, place.offset, place.strides)
 

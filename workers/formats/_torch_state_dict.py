@@ -6,14 +6,15 @@ Finds the tensors of files by their pickles and adds those of the model to a bui
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 from workers.checkpoint import CheckpointBuilder, PackedTensor, SourceFile, TensorInfo
 from workers.dtypes import ELEMENT_TYPES
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
+from workers.formats._nested import leaves, no_plain_tensor, other_weights
 from workers.formats._nf4_records import KIND as NF4
 from workers.formats._nf4_records import nf4_parts
 from workers.formats._state_dict import ModelPart, Path, choose_model
@@ -23,27 +24,8 @@ from workers.pickles import Record, TensorRecord, paused_collector
 from workers.storage import FileEntry, Folder
 from workers.torch_file import StoredRange, TorchFile, open_torch_file, resolve
 
-_DEEPEST = 32
-"""Levels of dicts that are looked into: a pickle can hold a dict inside of itself."""
-
 _BIG_STORAGE_BYTES = 1 << 20
 """A storage larger than this is not read whole for its checksum when the model uses less than half of it."""
-
-_NO_PLAIN_TENSORS = {
-    "_rebuild_sparse_tensor": "a sparse tensor",
-    "_rebuild_nested_tensor": "a nested tensor",
-    "_rebuild_qtensor": "a tensor quantised by torch",
-    "_rebuild_meta_tensor_no_storage": "a meta tensor, which has no values",
-    "_rebuild_device_tensor_from_numpy": "a tensor of a device that torch saves through numpy",
-    "_rebuild_device_tensor_from_cpu_tensor": "a tensor of a device that torch saves through the CPU",
-    "DTensor": "a rank's part of a distributed tensor",
-    "ShardedTensor": "a rank's part of a sharded tensor",
-    NF4: "a tensor of torchao in 4 bits",
-}
-"""Kinds of records that hold weights, but not as plain tensors."""
-
-_QUANTIZED = "torchao."
-"""Where the classes of tensors come from that torchao quantised; there is one for each of its methods."""
 
 
 @dataclass(slots=True)
@@ -55,7 +37,7 @@ class StateDicts:
     found: dict[str, tuple[int, TensorRecord]] = field(default_factory=dict)
     """Number of the file and the record of each tensor."""
     others: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """File and kind of what holds weights, but not as a plain tensor."""
+    """File of what holds weights, but not as a plain tensor, and what it is in words."""
     files: list[tuple[TorchFile, FileEntry]] = field(default_factory=list)
     packed: list[PackedTensor] = field(default_factory=list)
     """Tensors in NF4, whose parts are among the others."""
@@ -65,7 +47,7 @@ class StateDicts:
         if not isinstance(opened.root, dict):
             raise _no_state_dict(entry.path, opened.root)
         self.files.append((opened, entry))
-        for path, value in _tensors(opened.root, (), entry.path):
+        for path, value in _weights(opened.root, entry.path):
             name = ".".join(map(str, path))
             if name in self.paths:
                 other = self.files[self.found[name][0]][1].path if name in self.found else entry.path
@@ -80,13 +62,19 @@ class StateDicts:
             self.paths[name] = path
             if isinstance(value, TensorRecord):
                 self._add_tensor(name, path, value)
-            elif type(value).kind == NF4:
+            elif isinstance(value, Record) and type(value).kind == NF4:
                 packed, parts = nf4_parts(value, name, entry.path)
                 self.packed.append(packed)
                 for part, record in parts.items():
                     self._add_tensor(part_name(name, part), (*path[:-1], part_name(str(path[-1]), part)), record)
             else:
-                self.others[name] = entry.path, type(value).kind
+                self.others[name] = entry.path, value if isinstance(value, str) else str(other_weights(value))
+
+    def refuse_others(self, names: Iterable[str]) -> None:
+        """Raise ``GeometryMismatch`` for the first of some names among ``others``."""
+        for name in names:
+            file, what = self.others[name]
+            raise no_plain_tensor(file, name, what)
 
     def _add_tensor(self, name: str, path: Path, record: TensorRecord) -> None:
         self.paths[name] = path
@@ -111,12 +99,10 @@ def add_model(builder: CheckpointBuilder, dicts: StateDicts, options: ConvertOpt
     """
     where = ", ".join(entry.path for _, entry in dicts.files[:2])
     if not dicts.infos and dicts.others:
-        _refuse_other(dicts, next(iter(dicts.others)))
+        dicts.refuse_others(dicts.others)
     part = choose_model(dicts.infos, dicts.paths, options, where)
     chosen = {dicts.paths[name][:-1] for name in part.names}
-    for name in dicts.others:
-        if dicts.paths[name][:-1] in chosen:
-            _refuse_other(dicts, name)
+    dicts.refuse_others(name for name in dicts.others if dicts.paths[name][:-1] in chosen)
     _check_no_placeholders(dicts, part)
     numbers = [
         builder.add_file(SourceFile(entry.path, entry.size_bytes, None, opened.directory_digest, entry.version))
@@ -128,7 +114,6 @@ def add_model(builder: CheckpointBuilder, dicts: StateDicts, options: ConvertOpt
         file, record = dicts.found[name]
         opened = dicts.files[file][0]
         place = resolve(opened, record, name=name)
-        _check_plain(record, opened.path, name)
         key = file, record.storage.key
         if key not in storages:
             stored = place.stored
@@ -148,30 +133,16 @@ def _packed(dicts: StateDicts, part: ModelPart) -> Iterator[PackedTensor]:
             yield replace(packed, name=short.removesuffix(part_name("", PARTS[0])))
 
 
-def _tensors(value: Any, path: Path, file: str) -> Iterator[tuple[Path, TensorRecord | Record]]:
-    """Tensors below a value of a state dict, in their order, each with its keys."""
-    if isinstance(value, TensorRecord) or (isinstance(value, Record) and _holds_weights(type(value).kind)):
-        yield path, value
-        return
-    if len(path) > _DEEPEST:
-        raise CorruptFile(
-            f"{file}: its dicts are nested more than {_DEEPEST} deep, at {'.'.join(map(str, path[:4]))}",
-            file=file,
-            expected="a state dict",
-            found="dicts in dicts",
-            hint="The file is damaged or no state dict; fetch it again from where it was saved.",
-        )
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if type(key) in (str, int):
-                yield from _tensors(inner, (*path, key), file)
-    elif type(value) in (list, tuple):
-        for number, inner in enumerate(value):
-            yield from _tensors(inner, (*path, number), file)
-
-
-def _holds_weights(kind: str) -> bool:
-    return kind in _NO_PLAIN_TENSORS or kind.startswith(_QUANTIZED)
+def _weights(root: dict[Any, Any], file: str) -> Iterator[tuple[Path, TensorRecord | Record | str]]:
+    """What holds weights below a state dict, in its order, each with its keys: a text says why it can't be read."""
+    for keys, value in leaves(root, file, lambda _, value: isinstance(value, dict) or type(value) in (list, tuple)):
+        if type(value) is not TensorRecord and other_weights(value) is None:
+            continue
+        if all(type(key) in (str, int) for key in keys):
+            yield keys, value
+        else:
+            path = tuple(key if type(key) in (str, int) else f"{key!r}"[:80] for key in keys)
+            yield path, f"under the key {path[-1]}, which is no name"
 
 
 def _no_state_dict(path: str, root: Any) -> CorruptFile:
@@ -204,31 +175,6 @@ def _check_no_placeholders(dicts: StateDicts, part: ModelPart) -> None:
         hint="The weights are in DeepSpeed's own folder global_stepN of the same run: convert that, with its files of "
         "optimizer states.",
     )
-
-
-def _refuse_other(dicts: StateDicts, name: str) -> NoReturn:
-    file, kind = dicts.others[name]
-    what = _NO_PLAIN_TENSORS.get(kind, f"a tensor quantised by torchao ({kind})")
-    raise GeometryMismatch(
-        f"{file}: {name} is {what}, not a plain tensor",
-        file=file,
-        tensor=name,
-        expected="a plain tensor",
-        found=what,
-        hint="Load the file with torch, turn the tensor into a plain one on the CPU, and save it again.",
-    )
-
-
-def _check_plain(record: TensorRecord, path: str, name: str) -> None:
-    if record.conjugate or record.negative:
-        raise GeometryMismatch(
-            f"{path}: {name} is the conjugate or negative of what is stored",
-            file=path,
-            tensor=name,
-            expected="a tensor as it is stored",
-            found="a lazy conjugate or negative",
-            hint="Load the file with torch, call resolve_conj().resolve_neg() on the tensor, and save it again.",
-        )
 
 
 def _used_bytes(dicts: StateDicts, part: ModelPart) -> dict[tuple[int, str], int]:

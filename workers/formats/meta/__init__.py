@@ -7,13 +7,17 @@ Sources: llama-models ``models/checkpoint.py``, ``models/llama3/model.py``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.checkpoint import Checkpoint, CheckpointBuilder, SourceFile
+from workers.dtypes import ELEMENT_TYPES
 from workers.errors import GeometryMismatch, IncompleteCheckpoint, UnknownFormat
+from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._meta_config import PARAMS, Params, no_params, read_params, with_meta_config
 from workers.formats._model_folder import CONFIG, ModelFiles, find_model_files
+from workers.formats._namings import META
+from workers.formats._nested import no_plain_tensor
 from workers.formats._torch_state_dict import StateDicts, read_state_dicts
 from workers.formats.meta.cuts import Sizes, parts_of
 from workers.options import ConvertOptions
@@ -59,31 +63,20 @@ def open_meta(listing: Listing, options: ConvertOptions) -> Checkpoint:
     model = find_model_files(listing, {"": False}, options)
     sizes = _sizes(listing, model)
     ranks = [_Rank(number, entry, read_state_dicts(listing.folder, [entry])) for number, entry in enumerate(entries)]
+    _check_plain(ranks)
     _check_same_keys(ranks)
     builder = CheckpointBuilder()
     left_out: list[tuple[str, str]] = []
     for rank in ranks:
         left_out += _add(builder, rank, sizes, len(ranks))
-    storages, pieces, replicas = builder.tables()
-    opened = Checkpoint(
-        address=listing.folder.address,
-        format="meta",
-        naming="meta",
-        files=tuple(builder.files),
-        tensors=tuple(builder.tensors),
-        storages=storages,
-        pieces=pieces,
-        replicas=replicas,
-        config=model.config,
-        config_path=model.config_path,
-        side_files=model.side_files,
+    whole = replace(
+        checkpoint_of(listing, builder, model, ("meta", META)),
         layout={"world_size": len(ranks), "tensor_parallel": len(ranks)},
         evidence=(f"{len(ranks)} files consolidated.*.pth",),
-        missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
         left_out=tuple(left_out),
         replica_tolerance=NORM_TOLERANCE,
     )
-    return with_meta_config(opened, listing, options)
+    return with_meta_config(whole, listing, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +133,14 @@ def _sizes(listing: Listing, model: ModelFiles) -> Sizes:
     )
 
 
+def _check_plain(ranks: list[_Rank]) -> None:
+    """Refuse weights that are no plain tensors: which rows of them a file holds, cuts can't tell."""
+    for rank in ranks:
+        rank.dicts.refuse_others(rank.dicts.others)
+        for packed in rank.dicts.packed:
+            raise no_plain_tensor(rank.entry.path, packed.name, "a tensor of torchao in 4 bits")
+
+
 def _check_same_keys(ranks: list[_Rank]) -> None:
     first = ranks[0]
     for rank in ranks[1:]:
@@ -174,7 +175,7 @@ def _add(builder: CheckpointBuilder, rank: _Rank, sizes: Sizes, count: int) -> l
         if key not in storages:
             stored = place.stored
             storages[key] = builder.add_storage(file, stored.offset, stored.length_bytes, stored.crc32)
-        width = max(1, place.stored.length_bytes // max(1, record.storage.numel))
+        width = ELEMENT_TYPES[record.dtype].size_bytes
         for part in parts_of(name, record.shape, (rank.number, count), sizes):
             number = builder.add_tensor(part.name, record.dtype, part.shape)
             start = place.offset + (part.first_row * place.strides[0] * width if place.strides else 0)

@@ -7,6 +7,7 @@ fast with that of another rank and travels between processes.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -120,7 +121,7 @@ class _Tabulation:
             kind_of_name.append(cut.kind)
             names.append(name)
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(name for name, count in Counter(names).items() if count > 1)
             _refuse(self._entry.path, "each name once, when wrappers are taken off", f"{twice} twice", twice)
         stored = [self._file.storages[key] for key in self._storages]
         return RankTable(
@@ -154,11 +155,11 @@ class _Tabulation:
             or storage.dtype is None
             or storage.numel * width != stored.length_bytes
             or first + span > storage.numel
+            or conjugate
+            or negative
         ):
             resolve(self._file, local, name=name)  # says what is wrong, if anything is
             stored = self._file.storages[storage.key]
-        if conjugate or negative:
-            _refuse(self._entry.path, "tensors as they are stored", f"{name}, a negative or conjugate view", name)
         if span:
             known = self._storages.setdefault(storage.key, len(self._storages))
             self._pieces.extend((number, known, stored.offset + first * width, box))
