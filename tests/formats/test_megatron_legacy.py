@@ -165,6 +165,51 @@ def test_each_missing_rank_is_named(tmp_path):
         (tmp_path / "elsewhere").rename(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("told", "gated"), [({}, True), ({"swiglu": True}, True), ({"swiglu": False}, False),
+                        ({"swiglu": False, "quick_geglu": True}, True)],
+)  # fmt: skip
+def test_the_first_matrix_of_an_mlp_is_put_together_as_the_arguments_say(tmp_path, told, gated):
+    name, rows = "decoder.layers.0.mlp.linear_fc1.weight", torch.arange(32.0).reshape(8, 4)
+    for rank in range(2):
+        part = torch.cat([half.chunk(2)[rank] for half in rows.chunk(2)]) if gated else rows.chunk(2)[rank]
+        content = megatron_lm(Run(2), [OrderedDict({name: part.clone()})])
+        vars(content["args"]).update(told)
+        save(tmp_path, content, f"mp_rank_{rank:02d}")
+    checkpoint = opened(tmp_path)
+    found = Evaluator(checkpoint).whole(checkpoint.index[name]).view(np.float32)
+    np.testing.assert_array_equal(found, rows.numpy())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_tensor_that_one_rank_of_a_stage_lacks_is_named(tmp_path, rank):
+    tensors = OrderedDict({"decoder.final_layernorm.weight": torch.ones(4)})
+    for number in range(2):
+        more = {"decoder.layers.0.input_layernorm.weight": torch.ones(4)} if number == rank else {}
+        save(tmp_path, megatron_lm(Run(2), [OrderedDict({**tensors, **more})]), f"mp_rank_{number:02d}")
+    error = refusal(tmp_path, GeometryMismatch)
+    assert error.tensor == "decoder.layers.0.input_layernorm.weight"
+    assert error.file == f"mp_rank_{1 - rank:02d}/model_optim_rng.pt"
+
+
+def test_dicts_without_end_are_refused(tmp_path):
+    itself: dict[str, object] = {"x.weight": torch.ones(1)}
+    itself["again"] = itself
+    save(tmp_path, megatron_lm(Run(), [OrderedDict(itself)]))
+    assert "nested" in refusal(tmp_path, CorruptFile).message
+    again: dict[str, object] = {"weight": torch.ones(1)}
+    for _ in range(12):
+        again = {f"part{number}": again for number in range(20)}
+    save(tmp_path, megatron_lm(Run(), [OrderedDict(again)]))
+    assert "again and again" in refusal(tmp_path, CorruptFile).message
+
+
+def test_a_file_with_and_without_virtual_stages_is_refused(tmp_path):
+    stage = OrderedDict({"decoder.final_layernorm.weight": torch.ones(4)})
+    save(tmp_path, megatron_lm(Run(), [stage]) | {"model0": stage})
+    assert "model, model0" in refusal(tmp_path, CorruptFile).message
+
+
 def test_an_old_order_of_rows_is_refused(tmp_path):
     for version in (1.0, "3", None):
         save(tmp_path, megatron_lm(Run(), []) | {"checkpoint_version": version, "model": {}})

@@ -7,17 +7,27 @@ Sources: Megatron-LM ``training/checkpointing.py``; verl ``utils/checkpoint/mega
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workers.checkpoint import Checkpoint
 from workers.errors import CorruptFile, IncompleteCheckpoint
 from workers.families.megatron import NAMING, VERL_NAMING
 from workers.families.operations import NO_FACTS
 from workers.families.registry import model_facts
+from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._format import Detection, Format, Listing
 from workers.formats._megatron_folders import MegatronFolder, choose_folder, model_files, places
 from workers.formats._model_folder import CONFIG, ModelFiles
 from workers.formats._reading import read_ahead
 from workers.formats._steps import STILL_WRITING
-from workers.formats.megatron_legacy.assemble import Assembly, RankPart, expert_count, first_layers
+from workers.formats.megatron_legacy.assemble import (
+    Assembly,
+    RankPart,
+    check_same_names,
+    expert_count,
+    first_layers,
+    has_gates,
+)
 from workers.formats.megatron_legacy.folders import holds, rank_folders
 from workers.formats.megatron_legacy.rank_file import RankContent, read_rank_file
 from workers.formats.megatron_legacy.topology import Grid, check_all_there, check_one_run, find_grid
@@ -48,7 +58,8 @@ def open_megatron_legacy(listing: Listing, options: ConvertOptions) -> Checkpoin
     paths = {part.rank: part.content.entry.path for part in parts}
     arguments = parts[0].content.arguments
     experts = options.experts or expert_count(facts, arguments)
-    assembly = Assembly(grid, facts, first_layers(parts, paths), experts)
+    check_same_names(parts)
+    assembly = Assembly(grid, facts, first_layers(parts, paths), experts, has_gates(arguments))
     for part in parts:
         assembly.add(part)
     builder = assembly.builder
@@ -57,27 +68,16 @@ def open_megatron_legacy(listing: Listing, options: ConvertOptions) -> Checkpoin
         raise CorruptFile(
             f"{path} and the other rank files hold no tensors", file=path, found="no tensors", hint=STILL_WRITING
         )
-    storages, pieces, replicas = builder.tables()
+    whole = checkpoint_of(listing, builder, model, (NAME, VERL_NAMING if _is_verl(parts[0]) else NAMING))
     notes = [*folder.notes]
-    if len(replicas):
-        notes.append(f"{len(replicas)} pieces are copies that other ranks hold, too; they must be equal")
-    return Checkpoint(
-        address=listing.folder.address,
-        format=NAME,
-        naming=VERL_NAMING if _is_verl(parts[0]) else NAMING,
-        files=tuple(builder.files),
-        tensors=tuple(builder.tensors),
-        storages=storages,
-        pieces=pieces,
-        replicas=replicas,
-        config=model.config,
-        config_path=model.config_path,
-        side_files=model.side_files,
+    if len(whole.replicas):
+        notes.append(f"{len(whole.replicas)} pieces are copies that other ranks hold, too; they must be equal")
+    return replace(
+        whole,
         layout=_layout(grid, parts),
         evidence=_evidence(folder, parts, model),
         notes=tuple(notes),
         left_out=_left_out(parts),
-        missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
     )
 
 
@@ -135,9 +135,7 @@ def _evidence(folder: MegatronFolder, parts: list[RankPart], model: ModelFiles) 
     lines = [f"{len(parts)} rank files mp_rank_* in {folder.path or 'the folder itself'}"]
     if parts[0].content.arguments:
         lines.append(f"arguments of the training run in {parts[0].content.entry.path}")
-    if model.config_path is not None:
-        lines.append(f"config from {model.config_path}")
-    return (*lines, *folder.notes)
+    return (*lines, *model.evidence, *folder.notes)
 
 
 FORMAT = Format(

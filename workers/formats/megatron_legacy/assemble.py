@@ -49,6 +49,8 @@ class Assembly:
     """(virtual stage, pipeline rank) -> the number of its first layer in the model."""
     experts: int | None
     """Experts of the model, where something tells; else they are counted."""
+    gated: bool = True
+    """Whether the first matrix of an MLP is a gate and the matrix that it scales, on each rank."""
     builder: CheckpointBuilder = field(default_factory=CheckpointBuilder)
     _boxes: dict[tuple[Shape, Shape, Shape], int] = field(default_factory=dict)
     _shares: dict[tuple[Any, ...], tuple[Shape, list[tuple[int, int]]]] = field(default_factory=dict)
@@ -126,7 +128,7 @@ class Assembly:
 
     def _pieces(self, held: Held, storage: int, rank: Rank, *, is_expert: bool) -> list[tuple[int, int, int, int]]:
         """Rows for ``add_pieces``. What layers and experts repeat is worked out once."""
-        cut = cut_of(held.name, held.shape)
+        cut = cut_of(held.name, held.shape, gated=self.gated)
         if cut is None:
             raise _unknown(held.name)
         place = self.grid.expert_place(rank) if is_expert else (rank.tensor, self.grid.tensor)
@@ -192,6 +194,26 @@ def first_layers(parts: Sequence[RankPart], path_of: Mapping[Rank, str]) -> dict
     return first
 
 
+def check_same_names(parts: Sequence[RankPart]) -> None:
+    """Raise ``GeometryMismatch`` for a tensor that one rank of a stage has and another does not."""
+    first_of: dict[tuple[int, int], tuple[RankPart, set[str]]] = {}
+    for part in parts:
+        for stage, tensors in enumerate(part.content.stages):
+            names = {held.name for held in tensors}
+            first, known = first_of.setdefault((stage, part.rank.pipeline), (part, names))
+            if differing := sorted(names ^ known):
+                has, lacks = (part, first) if differing[0] in names else (first, part)
+                raise GeometryMismatch(
+                    f"{has.content.entry.path} has the tensor {differing[0]}, which {lacks.content.entry.path} of the "
+                    "same pipeline stage does not have",
+                    file=lacks.content.entry.path,
+                    tensor=differing[0],
+                    expected="the same tensors in all ranks of a stage",
+                    found=f"{len(differing)} that only one of the two has",
+                    hint="The files are of different runs or steps: bring together those of one checkpoint.",
+                )
+
+
 def _spans(numbers: set[int]) -> str:
     return ", ".join(map(str, sorted(numbers)[:16])) or "none"
 
@@ -204,6 +226,15 @@ def _unknown(name: str) -> UnmappedTensor:
         found=name,
         hint="Save the model as a distributed checkpoint (torch_dist), which holds tensors whole, and convert that.",
     )
+
+
+def has_gates(arguments: Mapping[str, Any]) -> bool:
+    """Whether MLPs have gates, by the training run's arguments; as all the models here have, where these don't say.
+
+    Source: Megatron-LM ``training/arguments.py`` (``core_transformer_config_from_args``).
+    """
+    others = ("quick_geglu", "gated_linear_unit")
+    return arguments.get("swiglu") is not False or any(arguments.get(key) is True for key in others)
 
 
 def expert_count(facts: Facts, arguments: Mapping[str, Any]) -> int | None:

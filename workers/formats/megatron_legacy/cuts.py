@@ -90,12 +90,17 @@ class Segments(NamedTuple):
     parts: Sequence[Segment]
 
 
-def cut_of(name: str, shape: Shape) -> Cut | None:
-    """How the parameter of a name is cut; None for a name that no rule knows."""
+def cut_of(name: str, shape: Shape, *, gated: bool = True) -> Cut | None:
+    """How the parameter of a name is cut; None for a name that no rule knows.
+
+    ``gated`` says whether the first matrix of an MLP is a gate above what it scales, as in all of Llama's line.
+    """
     if name in _HEADS and shape[:1] == (1,):
         return Cut.WHOLE  # the head of a value model
     parts = name.rsplit(".", 2)
     cut = _CUTS.get(".".join(parts[-2:]))
+    if cut is Cut.GATE_AND_UP and not gated:
+        return Cut.ROWS
     return Cut.WHOLE if cut is None and name.endswith(_NORMS) else cut
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from workers.errors import CorruptFile, GeometryMismatch, InputError
+from workers.formats._nested import leaves
 from workers.formats._steps import STILL_WRITING
 from workers.geometry import Shape
 from workers.pickles import Record, TensorRecord, paused_collector
@@ -93,6 +94,8 @@ def _stages(file: TorchFile) -> tuple[list[Any], Mapping[str, Any]]:
     if not numbered:
         keys = ", ".join(map(str, list(root)[:8]))
         _refuse(file.path, "the key model, or model0, model1 ...", keys or "an empty dict")
+    if "" in numbered and len(numbered) > 1:
+        _refuse(file.path, "model, or model0, model1 ...", "both: " + ", ".join(f"model{key}" for key in numbered))
     _check_version(file.path, root)
     arguments = root.get("args")
     told = arguments.state if isinstance(arguments, Record) and isinstance(arguments.state, dict) else {}
@@ -112,17 +115,19 @@ def _check_version(path: str, root: Mapping[Any, Any]) -> None:
         )
 
 
-def _flat(path: str, stage: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(path: str, stage: Any) -> Iterator[tuple[str, Any]]:
     """The names and values of a state dict, also of one in nested dicts as Megatron-LM had before Megatron-Core."""
     if not isinstance(stage, dict):
         _refuse(path, "a state dict: names and their tensors", f"a {type(stage).__name__}")
-    for key, value in stage.items():
-        if not isinstance(key, str):
-            _refuse(path, "names that are texts", repr(key)[:120])
-        if isinstance(value, dict) and value and not key.endswith("_extra_state"):
-            yield from _flat(path, value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
+    for keys, value in leaves(stage, path, _is_module):
+        odd = next((key for key in keys if type(key) is not str), None)
+        if odd is not None:
+            _refuse(path, "names that are texts", repr(odd)[:120])
+        yield ".".join(keys), value
+
+
+def _is_module(key: Any, value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and not str(key).endswith("_extra_state")
 
 
 def _held(file: TorchFile, entries: list[tuple[str, Any]]) -> Iterator[Held]:
@@ -132,8 +137,6 @@ def _held(file: TorchFile, entries: list[tuple[str, Any]]) -> Iterator[Held]:
             continue
         if type(value) is not TensorRecord:
             _refuse(file.path, f"a tensor as {name}", f"a {type(value).__name__}", name)
-        if value.conjugate or value.negative:
-            _refuse(file.path, "tensors as they are stored", f"{name}, a negative or conjugate view", name)
         place = resolve(file, value, name=name)
         yield Held(name, value.dtype, value.shape, place.strides, place.offset, place.stored)
 
