@@ -275,6 +275,15 @@ def test_a_file_left_over_from_more_ranks_is_refused(tmp_path):
     refused(GeometryMismatch, tmp_path, "2 partitions .*also .*zero_pp_rank_2_")
 
 
+def test_a_model_parallel_rank_left_over_from_a_larger_run_is_refused(tmp_path):
+    info = {"tp_replicated_parameter_patterns": [r".*norm.*"]}
+    for rank, size in ((0, 1), (1, 2)):
+        group = write.values_of(SMALL, seed=rank)
+        write.stage_1_or_2(tmp_path, [group], 2, mp=rank, mp_world_size=size, universal_checkpoint_info=info)
+    error = refused(GeometryMismatch, tmp_path, "says mp_world_size 1, but there is also")
+    assert error.file == "mp_rank_01_model_states.pt"
+
+
 def test_partitions_of_another_size_are_refused(tmp_path):
     values = [write.values_of(SMALL)]
     write.stage_1_or_2(tmp_path, values, 2)
@@ -317,6 +326,20 @@ def test_model_states_of_other_ranks_are_not_needed_without_frozen_weights(tmp_p
     assert_holds(tmp_path, joined(values))
 
 
+def test_a_weight_that_is_no_plain_tensor_is_named(tmp_path):
+    module = {"a.weight": torch.ones(2), "b": {"weight": torch.eye(3).to_sparse()}}
+    write.model_states(tmp_path / "mp_rank_00_model_states.pt", module, [])
+    assert refused(GeometryMismatch, tmp_path, "is a sparse tensor").tensor == "b.weight"
+
+
+def test_modules_that_hold_each_other_again_and_again_are_refused(tmp_path):
+    module: dict[str, object] = {"weight": torch.ones(1)}
+    for _ in range(12):
+        module = {f"part{number}": module for number in range(20)}
+    write.model_states(tmp_path / "mp_rank_00_model_states.pt", module, [])
+    refused(CorruptFile, tmp_path, "again and again")
+
+
 def test_experts_in_files_of_their_own_are_refused(tmp_path):
     write.stage_1_or_2(tmp_path, [write.values_of(SMALL)], 1)
     torch.save({}, tmp_path / "layer_0_expert_3_mp_rank_00_model_states.pt")
@@ -330,6 +353,13 @@ def test_several_tags_and_nothing_that_decides_are_refused(tmp_path):
     refused(IncompleteCheckpoint, tmp_path, "no tag is of step 3", step=3)
     assert opened(tmp_path, step=10)[0].files[0].path.startswith("global_step10/")
     refused(InvalidOption, tmp_path / "global_step2", "step 10 is asked for", step=10)
+
+
+def test_a_file_that_should_name_a_tag_and_is_huge_is_not_read(tmp_path):
+    write.stage_1_or_2(tmp_path / "global_step1", [write.values_of(SMALL)], 2)
+    with (tmp_path / "latest").open("wb") as latest:
+        latest.truncate(1 << 40)
+    assert refused(CorruptFile, tmp_path, str(1 << 40)).file == "latest"
 
 
 def test_a_run_folder_of_the_trainer_gives_one_of_its_checkpoints(tmp_path):
@@ -398,6 +428,20 @@ def test_a_universal_checkpoint_without_model_states_has_its_parameters(tmp_path
     assert_holds(tmp_path, values)
 
 
+@pytest.mark.parametrize("lost", [0, 3])
+def test_frozen_weights_of_a_universal_checkpoint_need_the_ranks_before_the_last(tmp_path, lost):
+    values, frozen = write.values_of(SMALL), write.values_of({"frozen.weight": (9,)}, seed=9)
+    write_universal(tmp_path, values, flat=True)
+    write.stage_3(tmp_path, [values], 8, frozen)
+    expected = values | {name: write.bfloat16(value) for name, value in frozen.items()}
+    assert_holds(tmp_path, expected)
+    (tmp_path / "zero_pp_rank_7_mp_rank_00_model_states.pt").unlink()  # nothing but padding
+    assert_holds(tmp_path, expected)
+    name = f"zero_pp_rank_{lost}_mp_rank_00_model_states.pt"
+    (tmp_path / name).unlink()
+    assert refused(IncompleteCheckpoint, tmp_path, "frozen parameters").file == name
+
+
 def test_a_parameter_folder_without_weights_is_named(tmp_path):
     write_universal(tmp_path, write.values_of(SMALL), flat=False)
     (tmp_path / "zero" / "b.bias" / "fp32.pt").rename(tmp_path / "zero" / "b.bias" / "exp_avg.pt")
@@ -441,6 +485,43 @@ def test_layer_files_become_a_model_by_the_prefixes_of_the_user(tmp_path, fp32):
     assert checkpoint.format == "deepspeed-pipeline"
     full = {PIPELINE_NAMES[layer]: value for layer, value in values.items()}
     assert_holds(tmp_path, full if fp32 else halves, layer_prefixes=PREFIXES)
+
+
+def test_a_module_that_stages_share_is_taken_from_its_fp32_weights(tmp_path):
+    values = write_pipeline(tmp_path, fp32=False)
+    embedding = {"tied_modules.embed.weight": values[0]}
+    for stage, group in enumerate([embedding | {"2.a.weight": values[2]}, {"3.a.weight": values[3]} | embedding]):
+        write.stage_1_or_2(tmp_path, [group], 2, mp=stage, mp_world_size=2)
+    full = {PIPELINE_NAMES[layer]: value for layer, value in values.items()}
+    assert_holds(tmp_path, full, layer_prefixes=PREFIXES)
+
+
+def test_what_is_missing_of_a_pipeline_is_named(tmp_path):
+    write_pipeline(tmp_path, fp32=True)
+    layer = tmp_path / "layer_03-model_states.pt"
+    layer.rename(tmp_path / "elsewhere")
+    error = refused(IncompleteCheckpoint, tmp_path, "layer 3 has the parameter a.weight", layer_prefixes=PREFIXES)
+    assert error.file == layer.name
+    (tmp_path / "elsewhere").rename(layer)
+    (tmp_path / "mp_rank_00_model_states.pt").unlink()
+    refused(IncompleteCheckpoint, tmp_path, "mp_rank_00_model_states.pt is missing", layer_prefixes=PREFIXES)
+    write_pipeline(tmp_path, fp32=True)
+    for rank in range(2):
+        (tmp_path / write.optimizer_name(rank, 1)).unlink()
+    refused(IncompleteCheckpoint, tmp_path, f"{write.optimizer_name(0, 1)} is missing", layer_prefixes=PREFIXES)
+
+
+def test_fp32_weights_of_some_tensor_parallel_ranks_are_not_enough(tmp_path):
+    (value,) = write.values_of({"mlp.up.weight": (6, 4)}).values()
+    for rank, part in enumerate(np.split(value, 2)):
+        saved = {"mlp.up.weight": write.tensor(part, torch.bfloat16)}
+        torch.save(saved, tmp_path / f"layer_03-model_{rank:02d}-model_states.pt")
+        write.stage_1_or_2(tmp_path, [{"3.mlp.up.weight": part}], 2, mp=rank)
+    assert_holds(tmp_path, {"h.mlp.up.weight": value}, layer_prefixes='{"3": "h"}')
+    for path in tmp_path.glob("*mp_rank_01*"):
+        path.unlink()
+    error = refused(IncompleteCheckpoint, tmp_path, "fp32 weights of 1", layer_prefixes='{"3": "h"}')
+    assert error.tensor == "3.mlp.up.weight"
 
 
 def test_without_prefixes_the_layers_are_shown(tmp_path):

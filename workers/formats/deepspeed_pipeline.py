@@ -18,9 +18,16 @@ from workers.dtypes import BY_TORCH_NAME
 from workers.errors import GeometryMismatch, IncompleteCheckpoint, InvalidOption
 from workers.formats._deepspeed.assembly import Assembly, Local
 from workers.formats._deepspeed.model import HALF, find_config, make_checkpoint
-from workers.formats._deepspeed.partitions import fp32_weights, read_all, read_rank
-from workers.formats._deepspeed.states import open_state, state_tensors
-from workers.formats._deepspeed.tags import TagFiles, choose_tag, collect_files, find_tags, holds_layers
+from workers.formats._deepspeed.partitions import check_world, fp32_weights, read_all, read_rank
+from workers.formats._deepspeed.states import ModelStates, open_state, state_tensors
+from workers.formats._deepspeed.tags import (
+    TagFiles,
+    checked_model_ranks,
+    choose_tag,
+    collect_files,
+    find_tags,
+    holds_layers,
+)
 from workers.formats._deepspeed.tensor_parallel import REPLICATED, ROWS, TensorParallelism
 from workers.formats._format import Detection, Format, Listing, join
 from workers.formats._state_dict import NAME_OPTIONS
@@ -45,6 +52,7 @@ _USUAL_CUTS = {
 }
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(-\s*(\d{1,9})\s*)?")
+_OF_RANK = re.compile(r"-model_\d+-model_states")
 _TIED = re.compile(r"tied_modules\.[^.]+\.(?P<name>.+)")
 
 
@@ -83,13 +91,13 @@ def open_deepspeed_pipeline(listing: Listing, options: ConvertOptions) -> Checkp
     left_out = _add(assembly, layers, parallel, options)
     assembly.notes += tag.notes
     where = tag.path or "the folder itself"
-    facts = {
-        "format": "deepspeed-pipeline",
-        "layout": {"layers": len({layer for layer, _ in files.layers}), "tensor_parallel": len(layers)},
-        "left_out": tuple((name, "layer_prefixes leaves its layer out") for name in left_out),
-        "evidence": (f"{len(files.layers)} layer files in {where}",),
-    }
-    return make_checkpoint(listing, assembly, find_config(listing, files, options), options, facts)
+    config = find_config(listing, files, options)
+    return replace(
+        make_checkpoint(listing, assembly, config, options, "deepspeed-pipeline"),
+        layout={"layers": len({layer for layer, _ in files.layers}), "tensor_parallel": len(layers)},
+        left_out=tuple((name, "layer_prefixes leaves its layer out") for name in left_out),
+        evidence=(f"{len(files.layers)} layer files in {where}", *config.evidence),
+    )
 
 
 def read_prefixes(text: str) -> list[Prefix]:
@@ -127,8 +135,7 @@ def _read_layers(listing: Listing, files: TagFiles, assembly: Assembly) -> list[
     all_files = ((layer, rank) for layer in numbers for rank in range(ranks))
     absent = next((place for place in all_files if place not in files.layers), None)
     if absent is not None:
-        layer, rank = absent
-        name = join(files.tag.path, f"layer_{layer:02d}-model_{rank:02d}-model_states.pt")
+        name = _layer_file(files, *absent)
         raise IncompleteCheckpoint(
             f"{name} is missing: other layers have files of {ranks} tensor-parallel ranks",
             file=name,
@@ -145,6 +152,12 @@ def _read_layers(listing: Listing, files: TagFiles, assembly: Assembly) -> list[
     return by_rank
 
 
+def _layer_file(files: TagFiles, layer: int, rank: int) -> str:
+    """The name of a layer file; there is a rank in it where the others' names have one, or must have."""
+    numbered = rank > 0 or any(_OF_RANK.search(entry.path) for entry in files.layers.values())
+    return join(files.tag.path, f"layer_{layer:02d}-{f'model_{rank:02d}-' if numbered else ''}model_states.pt")
+
+
 def _fp32(listing: Listing, files: TagFiles, assembly: Assembly) -> tuple[dict[str, list[Local]], TensorParallelism]:
     """fp32 weights by name, one for each tensor-parallel rank, and how ranks cut tensors.
 
@@ -152,8 +165,11 @@ def _fp32(listing: Listing, files: TagFiles, assembly: Assembly) -> tuple[dict[s
     """
     found: dict[str, list[Local]] = {}
     parallel = TensorParallelism(_USUAL_CUTS, "the layer files")
-    for rank in files.model_ranks:
+    for rank in checked_model_ranks(files):
         states, partitions = read_rank(listing, files, rank)
+        _check_stage(files, states[0])
+        if files.optimizer and not partitions and any(states[0].groups):
+            raise _missing_partitions(files, states[0])
         for file in (*(state.file for state in states), *(partition.file for partition in partitions)):
             assembly.add_file(file)
         told = TensorParallelism(states[0].universal, states[0].file.path)
@@ -163,20 +179,54 @@ def _fp32(listing: Listing, files: TagFiles, assembly: Assembly) -> tuple[dict[s
     return found, parallel
 
 
+def _check_stage(files: TagFiles, states: ModelStates) -> None:
+    """A stage's model states name the parameters of its layers, each of which must have its file."""
+    check_world(files, states)
+    numbers = {layer for layer, _ in files.layers}
+    for name in dict.fromkeys(name for group in states.groups for name in group):
+        layer, _, relative = name.partition(".")
+        if layer.isdecimal() and int(layer) not in numbers:
+            absent = _layer_file(files, int(layer), 0)
+            raise IncompleteCheckpoint(
+                f"{absent} is missing: {states.file.path} says that layer {layer} has the parameter {relative}",
+                file=absent,
+                tensor=name,
+                expected=f"a file of layer {layer}",
+                found=f"files of the layers {', '.join(map(str, sorted(numbers)[:16]))}",
+                hint=f"Each node saves its own layers: copy them together. {STILL_WRITING}",
+            )
+
+
+def _missing_partitions(files: TagFiles, states: ModelStates) -> IncompleteCheckpoint:
+    name = files.optimizer_name((states.file.rank[0], 0))
+    return IncompleteCheckpoint(
+        f"{name} is missing: other stages have their fp32 weights, but none holds those of {states.file.path}",
+        file=name,
+        expected="optimizer files of all stages, or of none",
+        found=f"{len(files.optimizer)} files of other stages",
+        hint=f"Each node saves the files of its own ranks: copy them together. {STILL_WRITING}",
+    )
+
+
 def _replace_by_fp32(
     layers: list[dict[str, Local]], fp32: Mapping[str, list[Local]], options: ConvertOptions
 ) -> list[str]:
-    """Put the fp32 weights in the layer files' place, unless their dtype is what is wanted; returns what stayed."""
+    """Put the fp32 weights in the layer files' place, unless their dtype is what is wanted; returns what stayed.
+
+    Several stages that share a module all have its weights; those of the first are taken.
+    """
     wanted = BY_TORCH_NAME[options.dtype].name if options.dtype in HALF else None
     stayed = []
     for name, local in layers[0].items():
         if local.dtype == wanted:
             continue
         better = fp32.get(name) or _tied(name, local, fp32)
-        if better is None or len(better) != len(layers):
+        if better is None:
             stayed.append(name)
             continue
-        for tensors, weight in zip(layers, better, strict=True):
+        if len(better) % len(layers):
+            raise _missing_fp32(name, len(better), len(layers))
+        for tensors, weight in zip(layers, better[: len(layers)], strict=True):
             if tensors[name].shape != weight.shape:
                 raise GeometryMismatch(
                     f"tensor {name} is {list(tensors[name].shape)} in its layer file and {list(weight.shape)} in fp32",
@@ -187,6 +237,17 @@ def _replace_by_fp32(
                 )
             tensors[name] = replace(weight)
     return stayed
+
+
+def _missing_fp32(name: str, found: int, ranks: int) -> IncompleteCheckpoint:
+    return IncompleteCheckpoint(
+        f"tensor {name} has layer files of {ranks} tensor-parallel ranks, but fp32 weights of {found}",
+        tensor=name,
+        expected=f"optimizer files of all {ranks} tensor-parallel ranks",
+        found=f"the fp32 weights of {found}",
+        hint="Copy the model states and optimizer files of all ranks into the folder, or leave out those of all to "
+        "convert the layer files' own precision. Files of another run must not lie there.",
+    )
 
 
 def _tied(name: str, local: Local, fp32: Mapping[str, list[Local]]) -> list[Local] | None:

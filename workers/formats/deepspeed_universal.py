@@ -8,6 +8,7 @@ Source: DeepSpeed ``checkpoint/ds_to_universal.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from workers.checkpoint import Checkpoint
 from workers.errors import IncompleteCheckpoint
@@ -20,7 +21,7 @@ from workers.formats._deepspeed.model import (
     foreign_buffers,
     make_checkpoint,
 )
-from workers.formats._deepspeed.partitions import frozen_weights, read_all
+from workers.formats._deepspeed.partitions import frozen_weights, read_all, read_frozen_parts
 from workers.formats._deepspeed.states import ModelStates, StateFile, open_any, read_model_states, refuse
 from workers.formats._deepspeed.tags import (
     LATEST_UNIVERSAL,
@@ -72,22 +73,22 @@ def open_deepspeed_universal(listing: Listing, options: ConvertOptions) -> Check
     assembly.add_all(tensors or [fp32], parallel, options)
     assembly.notes += [*tag.notes, *choice_notes(chooser, has_fp32=True, options=options)]
     where = tag.path or "the folder itself"
-    facts = {
-        "format": "deepspeed-universal",
-        "layout": {"parameters": len(fp32), "model_states": len(files.model)},
-        "left_out": tuple(chooser.dropped.items()),
-        "evidence": (f"{len(fp32)} parameters in {where}, zero/*/{WEIGHTS}",),
-    }
-    return make_checkpoint(listing, assembly, config, options, facts)
+    return replace(
+        make_checkpoint(listing, assembly, config, options, "deepspeed-universal"),
+        layout={"parameters": len(fp32), "model_states": len(files.model)},
+        left_out=tuple(chooser.dropped.items()),
+        evidence=(f"{len(fp32)} parameters in {where}, zero/*/{WEIGHTS}", *config.evidence),
+    )
 
 
 def _model_states(listing: Listing, files: TagFiles, mp_rank: int) -> list[ModelStates]:
     """The model states of a model-parallel rank; those of further ranks only where they hold frozen weights."""
     own = {rank: entry for rank, entry in files.model.items() if rank[0] == mp_rank}
-    first = read_all(listing.folder, dict([next(iter(own.items()))]), read_model_states)
-    sharded = any(record.shape != shape for shape, record in first[0].frozen.values())
-    rest = dict(list(own.items())[1:]) if sharded else {}
-    return [*first, *read_all(listing.folder, rest, read_model_states)]
+    (first,) = read_all(listing.folder, dict([next(iter(own.items()))]), read_model_states)
+    last = max(rank for _, rank in own)
+    if not first.frozen or last == 0:
+        return [first]
+    return [first, *read_frozen_parts(listing, files, first, last + 1)]
 
 
 def _weights(listing: Listing, tag: str, assembly: Assembly, heads: Sequence[ModelStates]) -> dict[str, Local]:

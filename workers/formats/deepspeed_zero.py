@@ -7,9 +7,10 @@ Sources: DeepSpeed ``utils/zero_to_fp32.py``, ``runtime/engine.py``; see ``_deep
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from workers.checkpoint import Checkpoint
-from workers.errors import IncompleteCheckpoint, UnmappedTensor
+from workers.errors import UnmappedTensor
 from workers.formats._deepspeed.assembly import Assembly
 from workers.formats._deepspeed.model import (
     Chooser,
@@ -19,11 +20,12 @@ from workers.formats._deepspeed.model import (
     foreign_buffers,
     make_checkpoint,
 )
-from workers.formats._deepspeed.partitions import fp32_weights, frozen_weights, read_rank
-from workers.formats._deepspeed.states import ModelStates, Partition
+from workers.formats._deepspeed.partitions import check_world, fp32_weights, frozen_weights, read_rank
+from workers.formats._deepspeed.states import Partition
 from workers.formats._deepspeed.tags import (
     LATEST,
     TagFiles,
+    checked_model_ranks,
     choose_tag,
     collect_files,
     find_tags,
@@ -32,9 +34,8 @@ from workers.formats._deepspeed.tags import (
     is_universal,
 )
 from workers.formats._deepspeed.tensor_parallel import TensorParallelism
-from workers.formats._format import Detection, Format, Listing, join
+from workers.formats._format import Detection, Format, Listing
 from workers.formats._state_dict import NAME_OPTIONS
-from workers.formats._steps import STILL_WRITING
 from workers.options import ConvertOptions
 
 SIGNS = "mp_rank_<M>_model_states.pt or zero_pp_rank_<D>_mp_rank_<M>_model_states.pt, here or in global_step<N>/"
@@ -68,9 +69,9 @@ def open_deepspeed_zero(listing: Listing, options: ConvertOptions) -> Checkpoint
     _check_experts(files)
     assembly = Assembly()
     config = find_config(listing, files, options)
-    ranks = [read_rank(listing, files, rank) for rank in _model_ranks(files)]
+    ranks = [read_rank(listing, files, rank) for rank in checked_model_ranks(files)]
     first = ranks[0][0][0]
-    _check_world(files, first)
+    check_world(files, first)
     chooser = Chooser(
         assembly, options, foreign_buffers((states[0] for states, _ in ranks), config.config, options.family)
     )
@@ -89,40 +90,11 @@ def open_deepspeed_zero(listing: Listing, options: ConvertOptions) -> Checkpoint
     assembly.add_all(tensors, parallel, options)
     partitions = ranks[0][1]
     assembly.notes += [*tag.notes, *choice_notes(chooser, has_fp32=bool(partitions), options=options)]
-    facts = {
-        "format": "deepspeed-zero",
-        "layout": _layout(partitions, len(ranks)),
-        "left_out": tuple(chooser.dropped.items()),
-        "evidence": _evidence(files, partitions),
-    }
-    return make_checkpoint(listing, assembly, config, options, facts)
-
-
-def _model_ranks(files: TagFiles) -> list[int]:
-    """Model-parallel ranks; a gap, or optimizer files of a rank without model states, is an error."""
-    ranks = files.model_ranks
-    known = {*ranks, *(rank for rank, _ in files.optimizer)}
-    missing = next((rank for rank in range(max(known) + 1) if rank not in ranks), None)
-    if missing is not None:
-        raise _missing_rank(files, missing, f"files of other ranks up to {max(known)} are there")
-    return ranks
-
-
-def _check_world(files: TagFiles, first: ModelStates) -> None:
-    """Compare the number of model-parallel ranks with what the states say."""
-    told = first.mp_world_size
-    if told is not None and told > len(files.model_ranks):
-        raise _missing_rank(files, len(files.model_ranks), f"{first.file.path} says mp_world_size {told}")
-
-
-def _missing_rank(files: TagFiles, rank: int, reason: str) -> IncompleteCheckpoint:
-    name = join(files.tag.path, f"mp_rank_{rank:02d}_model_states.pt")
-    return IncompleteCheckpoint(
-        f"{name} is missing: {reason}",
-        file=name,
-        expected="the model states of all model-parallel ranks",
-        found=f"those of {', '.join(map(str, files.model_ranks))}",
-        hint=f"Each node saves the files of its own ranks: copy them together. {STILL_WRITING}",
+    return replace(
+        make_checkpoint(listing, assembly, config, options, "deepspeed-zero"),
+        layout=_layout(partitions, len(ranks)),
+        left_out=tuple(chooser.dropped.items()),
+        evidence=(*_evidence(files, partitions), *config.evidence),
     )
 
 

@@ -79,15 +79,6 @@ class Assembly:
     def place(self, file: StateFile, record: TensorRecord, name: str) -> Strided:
         """Find a tensor's bytes. Raises what ``torch_file.resolve`` raises."""
         resolved = resolve(file.torch, record, name=name)
-        if record.conjugate or record.negative:
-            raise GeometryMismatch(
-                f"{file.path}: tensor {name} is a negative or conjugate view",
-                file=file.path,
-                tensor=name,
-                expected="a tensor as it is stored",
-                found="a view that changes its values",
-                hint="Save it again after resolve_neg() and resolve_conj().",
-            )
         key = file.path, record.storage.key
         storage = self._storages.get(key)
         if storage is None:

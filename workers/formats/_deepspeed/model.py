@@ -7,7 +7,7 @@ weights, which are the fp32 weights rounded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workers.checkpoint import Checkpoint
@@ -15,11 +15,12 @@ from workers.dtypes import BY_TORCH_NAME
 from workers.errors import IncompleteCheckpoint
 from workers.families.config_checks import CERTAIN
 from workers.families.registry import model_types
+from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._deepspeed.assembly import Assembly, Local
 from workers.formats._deepspeed.states import ModelStates
 from workers.formats._deepspeed.tags import TagFiles
 from workers.formats._format import Listing
-from workers.formats._model_folder import CONFIG, ModelFiles, find_model_files
+from workers.formats._model_folder import ModelFiles, find_model_files
 from workers.formats._state_dict import naming_of
 from workers.formats._steps import STILL_WRITING
 from workers.options import ConvertOptions
@@ -109,26 +110,11 @@ def find_config(listing: Listing, files: TagFiles, options: ConvertOptions) -> M
 
 
 def make_checkpoint(
-    listing: Listing, assembly: Assembly, model: ModelFiles, options: ConvertOptions, facts: Mapping[str, Any]
+    listing: Listing, assembly: Assembly, model: ModelFiles, options: ConvertOptions, name: str
 ) -> Checkpoint:
-    """The checkpoint of what was assembled; ``facts`` are further attributes, among them ``format``."""
-    storages, pieces, replicas = assembly.builder.tables()
-    evidence = facts.get("evidence", ())
-    return Checkpoint(
-        address=listing.folder.address,
-        files=tuple(assembly.builder.files),
-        tensors=tuple(assembly.builder.tensors),
-        storages=storages,
-        pieces=pieces,
-        replicas=replicas,
-        config=model.config,
-        config_path=model.config_path,
-        side_files=model.side_files,
-        naming=naming_of((tensor.name for tensor in assembly.builder.tensors), options),
-        notes=tuple(assembly.notes),
-        missing=() if model.config is not None else (f"{CONFIG} (looked in {model.looked_in})",),
-        **{**facts, "evidence": (*evidence, *((f"config from {model.config_path}",) if model.config_path else ()))},
-    )
+    """The checkpoint of what was assembled, of the format ``name``."""
+    naming = naming_of((tensor.name for tensor in assembly.builder.tensors), options)
+    return replace(checkpoint_of(listing, assembly.builder, model, (name, naming)), notes=tuple(assembly.notes))
 
 
 def choice_notes(chooser: Chooser, *, has_fp32: bool, options: ConvertOptions) -> list[str]:

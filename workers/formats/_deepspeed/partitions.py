@@ -11,7 +11,7 @@ from workers.errors import GeometryMismatch, IncompleteCheckpoint
 from workers.formats._deepspeed.assembly import Assembly, Local, Run
 from workers.formats._deepspeed.flat import DoesNotFitError, Fragment, split_each, split_group
 from workers.formats._deepspeed.states import ModelStates, Partition, read_model_states, read_partition, refuse
-from workers.formats._deepspeed.tags import ONE_CHECKPOINT, Rank, TagFiles
+from workers.formats._deepspeed.tags import ONE_CHECKPOINT, Rank, TagFiles, missing_model_rank
 from workers.formats._format import Listing, join
 from workers.formats._reading import read_ahead
 from workers.formats._steps import STILL_WRITING
@@ -40,19 +40,45 @@ def read_rank(listing: Listing, files: TagFiles, mp_rank: int) -> tuple[list[Mod
     is_sharded = bool(partitions) and partitions[0].stage == 3
     if not is_sharded or not states[0].frozen:
         return states, partitions
-    there = {rank for _, rank in own}
-    missing = next((rank for rank in range(len(partitions)) if rank not in there), None)
+    return [*states, *read_frozen_parts(listing, files, states[0], len(partitions))], partitions
+
+
+def read_frozen_parts(listing: Listing, files: TagFiles, first: ModelStates, count: int) -> list[ModelStates]:
+    """Read the model states of the data-parallel ranks behind the first, of ``count`` in all.
+
+    Each holds a part of every frozen parameter, and says nowhere which: a rank that is missing moves those behind it.
+    """
+    mp_rank = first.file.rank[0]
+    own = {rank[1]: entry for rank, entry in files.model.items() if rank[0] == mp_rank}
+    missing = next((rank for rank in range(count) if rank not in own), None)
     if missing is not None:
         name = join(files.tag.path, f"zero_pp_rank_{missing}_mp_rank_{mp_rank:02d}_model_states.pt")
         raise IncompleteCheckpoint(
-            f"{name} is missing: it holds a part of each of the {len(states[0].frozen)} frozen parameters",
+            f"{name} is missing: it holds a part of each of the {len(first.frozen)} frozen parameters",
             file=name,
-            expected=f"{len(partitions)} files of model states",
-            found=f"{len(there)}",
+            expected=f"{count} files of model states",
+            found=f"{len(own)}",
             hint=f"Each node saves the files of its own ranks: copy them together. {STILL_WRITING}",
         )
-    wanted = {rank: entry for rank, entry in own.items() if rank[1] < len(partitions) and rank not in head}
-    return [*states, *read_all(listing.folder, wanted, read_model_states)], partitions
+    return read_all(listing.folder, {(mp_rank, rank): own[rank] for rank in range(1, count)}, read_model_states)
+
+
+def check_world(files: TagFiles, first: ModelStates) -> None:
+    """Compare the number of model-parallel ranks with what the states say."""
+    told, ranks = first.mp_world_size, files.model_ranks
+    if told is None or told == len(ranks):
+        return
+    reason = f"{first.file.path} says mp_world_size {told}"
+    if told > len(ranks):
+        raise missing_model_rank(files, len(ranks), reason)
+    beyond = next(entry.path for (rank, _), entry in files.model.items() if rank == ranks[told])
+    raise GeometryMismatch(
+        f"{reason}, but there is also {beyond}",
+        file=beyond,
+        expected=f"model states of {told} model-parallel rank{'s' if told != 1 else ''}",
+        found=f"those of {len(ranks)}",
+        hint=f"It is left over from a run with more ranks: move it elsewhere. {ONE_CHECKPOINT}",
+    )
 
 
 def read_partitions(folder: Folder, files: TagFiles, mp_rank: int) -> list[Partition]:

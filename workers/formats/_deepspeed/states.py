@@ -7,21 +7,20 @@ Source: DeepSpeed ``runtime/engine.py`` (``_save_checkpoint``), ``runtime/zero/s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from workers.errors import CorruptFile
 from workers.formats._deepspeed.tags import Rank
+from workers.formats._nested import leaves, no_plain_tensor, other_weights
 from workers.formats._state_dict import clean_name
 from workers.formats._steps import STILL_WRITING
-from workers.geometry import Shape
+from workers.geometry import MOST_DIMENSIONS, Shape
+from workers.pickle_records import is_count
 from workers.pickles import Record, TensorRecord
 from workers.storage import FileEntry, Folder
 from workers.torch_file import TorchFile, open_torch_file
-
-_DEEPEST = 16
-"""Levels of dicts in a module's state; Megatron-DeepSpeed has five."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,6 @@ class ModelStates:
     """Further names of parameters: alias to name."""
     universal: Mapping[Any, Any]
     """``universal_checkpoint_info``: how tensor parallelism cut the parameters."""
-    ignored: tuple[str, ...]
-    """Names of values that are no tensors."""
     mp_world_size: int | None = None
 
 
@@ -92,14 +89,13 @@ def read_model_states(folder: Folder, entry: FileEntry, rank: Rank) -> ModelStat
     """Read a file of model states."""
     file = open_state(folder, entry, rank)
     root, path = file.torch.root, entry.path
-    ignored: list[str] = []
-    module = _named(_tensors(root.get("module") or {}, path, ignored), path)
+    module = state_tensors(root.get("module") or {}, path)
     shapes = root.get("param_shapes")
     groups = [shapes] if isinstance(shapes, dict) else shapes or []
     if not isinstance(groups, list):
         refuse(path, "param_shapes: a list of groups", f"a {type(groups).__name__}")
     frozen_shapes = _shapes(root.get("frozen_param_shapes") or {}, path)
-    fragments = _named(_tensors(root.get("frozen_param_fragments") or {}, path, []), path)
+    fragments = state_tensors(root.get("frozen_param_fragments") or {}, path)
     absent = next((name for name in frozen_shapes if name not in fragments), None)
     if absent is not None and fragments:
         refuse(path, f"a fragment of the frozen parameter {absent}", "none")
@@ -113,7 +109,6 @@ def read_model_states(folder: Folder, entry: FileEntry, rank: Rank) -> ModelStat
         {name: (frozen_shapes[name], fragments[name]) for name in frozen_shapes if name in fragments},
         {clean_name(alias): clean_name(name) for alias, name in _pairs(shared, path)},
         info if isinstance(info, dict) else {},
-        tuple(ignored),
         root["mp_world_size"] if type(root.get("mp_world_size")) is int else None,
     )
 
@@ -143,8 +138,27 @@ def read_partition(folder: Folder, entry: FileEntry, rank: Rank) -> Partition:
 
 
 def state_tensors(values: Any, path: str) -> dict[str, TensorRecord]:
-    """The tensors of a state dict; what else is in it is left aside."""
-    return _named(_tensors(values, path, []), path)
+    """The tensors of a state dict by their names; dicts inside of it are modules. What holds no weight is left aside.
+
+    Raises ``GeometryMismatch`` for weights that are no plain tensors.
+    """
+    if not isinstance(values, dict):
+        refuse(path, "a state dict: names and their tensors", f"a {type(values).__name__}")
+    found: dict[str, TensorRecord] = {}
+    for keys, value in leaves(values, path, lambda _, value: isinstance(value, dict)):
+        odd = next((key for key in keys if type(key) is not str), None)
+        if odd is not None:
+            refuse(path, "names that are texts", f"the name {odd!r}"[:120])
+        name = ".".join(map(clean_name, keys))
+        what = other_weights(value)
+        if what is not None:
+            raise no_plain_tensor(path, name, what)
+        if not isinstance(value, TensorRecord):
+            continue
+        if name in found:
+            refuse(path, "each name once, when wrappers are taken off", f"{name} twice")
+        found[name] = value
+    return found
 
 
 def refuse(path: str, expected: str, found: str) -> NoReturn:
@@ -156,30 +170,6 @@ def refuse(path: str, expected: str, found: str) -> NoReturn:
         found=found,
         hint="This is not what DeepSpeed saves; check that the file is whole and of one training run.",
     )
-
-
-def _tensors(values: Any, path: str, ignored: list[str], depth: int = 0) -> Iterator[tuple[str, TensorRecord]]:
-    """The tensors of a state dict by their names; dicts inside of it are modules."""
-    if depth > _DEEPEST:
-        refuse(path, f"modules in at most {_DEEPEST} levels", "more")
-    for raw, value in _items(values, path):
-        name = clean_name(raw)
-        if isinstance(value, TensorRecord):
-            yield name, value
-        elif isinstance(value, dict):
-            for inner, tensor in _tensors(value, path, ignored, depth + 1):
-                yield f"{name}.{inner}", tensor
-        else:
-            ignored.append(name)
-
-
-def _named(tensors: Iterable[tuple[str, TensorRecord]], path: str) -> dict[str, TensorRecord]:
-    found: dict[str, TensorRecord] = {}
-    for name, tensor in tensors:
-        if name in found:
-            refuse(path, "each name once, when wrappers are taken off", f"{name} twice")
-        found[name] = tensor
-    return found
 
 
 def _items(values: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -195,7 +185,7 @@ def _shapes(values: Any, path: str) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
     for raw, shape in _items(values, path):
         name = clean_name(raw)
-        if not _are_counts(shape):
+        if not _are_counts(shape) or len(shape) > MOST_DIMENSIONS:
             refuse(path, f"the shape of {name}", _kind(shape))
         if name in shapes:
             refuse(path, "each parameter once in a group", f"{name} twice")
@@ -235,7 +225,7 @@ def _stage(value: Any) -> int:
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, (list, tuple)) and all(type(value) is int and value >= 0 for value in values)
+    return isinstance(values, (list, tuple)) and all(map(is_count, values))
 
 
 def _kind(value: Any) -> str:

@@ -108,6 +108,28 @@ def _put(files: dict[Rank, FileEntry], rank: Rank, entry: FileEntry) -> None:
         )
 
 
+def checked_model_ranks(files: TagFiles) -> list[int]:
+    """Model-parallel ranks; a gap, or optimizer files of a rank without model states, is an error."""
+    ranks = files.model_ranks
+    known = {*ranks, *(rank for rank, _ in files.optimizer)}
+    missing = next((rank for rank in range(max(known, default=-1) + 1) if rank not in ranks), None)
+    if missing is not None:
+        raise missing_model_rank(files, missing, f"files of other ranks up to {max(known)} are there")
+    return ranks
+
+
+def missing_model_rank(files: TagFiles, rank: int, reason: str) -> IncompleteCheckpoint:
+    """The error for a model-parallel rank without model states."""
+    name = join(files.tag.path, f"mp_rank_{rank:02d}_model_states.pt")
+    return IncompleteCheckpoint(
+        f"{name} is missing: {reason}",
+        file=name,
+        expected="the model states of all model-parallel ranks",
+        found=f"those of {', '.join(map(str, files.model_ranks)) or 'none'}",
+        hint=f"Each node saves the files of its own ranks: copy them together. {STILL_WRITING}",
+    )
+
+
 def holds_states(listing: Listing, folder: str) -> str | None:
     """The name of a file of model states directly in a folder; None when there is none."""
     names = listing.files(folder)

@@ -16,7 +16,8 @@ from math import prod
 from typing import Any
 
 from workers.errors import CorruptFile, GeometryMismatch
-from workers.geometry import Shape, contiguous_strides, flat_range_boxes
+from workers.geometry import MOST_DIMENSIONS, Shape, contiguous_strides, flat_range_boxes
+from workers.pickle_records import is_count
 from workers.pickles import Record
 
 MOST_SEGMENTS = 65_536
@@ -157,7 +158,7 @@ class TensorParallelism:
     def _affine(self, name: str, told: Any, shapes: Sequence[Shape]) -> list[Share]:
         full = _counts(_get(told, "logical_shape"))
         ranks = _get(told, "ranks")
-        if full is None or not isinstance(ranks, dict):
+        if full is None or len(full) > MOST_DIMENSIONS or not isinstance(ranks, dict):
             raise self._contradiction(name, "logical_shape and ranks in affine_map", "neither")
         shares = []
         for rank, shape in enumerate(shapes):
@@ -330,8 +331,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _counts(value: Any) -> Shape | None:
-    fine = isinstance(value, (list, tuple)) and all(type(item) is int and item >= 0 for item in value)
-    return tuple(value) if fine else None
+    return tuple(value) if isinstance(value, (list, tuple)) and all(map(is_count, value)) else None
 
 
 def _view(piece: Any, key: str) -> tuple[int, Shape] | None:
