@@ -11,9 +11,9 @@ const AXIS_WIDTH = 76;
  * bytes are read as merged: the lines differ in more than colour, so that all are seen where they are one.
  */
 const STAGES = [
-  { key: "read", name: "Read", colour: "--chart-read", width: 1.75 },
-  { key: "merged", name: "Merged", colour: "--chart-merge", width: 4 },
-  { key: "written", name: "Written", colour: "--chart-write", width: 1.75, dash: [6, 5] },
+  { key: "read", name: "Read", colour: "--chart-read", width: 2 },
+  { key: "merged", name: "Merged", colour: "--chart-merge", width: 5 },
+  { key: "written", name: "Written", colour: "--chart-write", width: 2, dash: [10, 12] },
 ];
 /** From the one at the bottom on: the widest, and at the top the one with gaps. */
 const DRAWN = [STAGES[1], STAGES[0], STAGES[2]];
