@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, cast
@@ -12,7 +11,7 @@ import httpx
 
 from service import calls
 from service.answers import Batch, BatchItem, Event, Job, JobAttempt, Shard, Tensor, Watch, WatchItem
-from service.calls import TERMINAL_STATES, Call, JsonObject, Options, Unreachable
+from service.calls import TERMINAL_STATES, ApiError, Call, JsonObject, Options, Unreachable
 
 
 class AsyncClient:
@@ -20,6 +19,7 @@ class AsyncClient:
 
     def __init__(self, base_url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
         self._base_url = base_url.rstrip("/")
+        self._timeout_s = timeout_s
         try:
             self._http = httpx.AsyncClient(**calls.settings(base_url, token, timeout_s))
         except (httpx.InvalidURL, ValueError):
@@ -108,15 +108,42 @@ class AsyncClient:
         return list((await self.send(calls.of_job(job_id, "events", after=after)))["items"])
 
     async def follow(self, job_id: str, *, after: int = 0) -> AsyncIterator[Event]:
-        """A job's events as they come, to its end."""
+        """A job's events as they come, to its end. Outlasts a service that restarts meanwhile."""
+        patience = calls.Patience(f"job {job_id}")
+        while True:
+            try:
+                async for event in self._stream(job_id, after):
+                    patience.heard()
+                    after = event["seq"]
+                    yield event
+                # It ends with the job, and with the service or its database: then it goes on where it was.
+                has_ended = (await self.job(job_id))["state"] in TERMINAL_STATES
+                patience.heard()
+                while has_ended and (rest := await self.events(job_id, after=after)):
+                    for event in rest:
+                        after = event["seq"]
+                        yield event
+                if has_ended:
+                    return
+                await asyncio.sleep(calls.POLL_S)
+            except (Unreachable, ApiError) as error:
+                await asyncio.sleep(patience.pause_s(error))
+
+    async def _stream(self, job_id: str, after: int) -> AsyncIterator[Event]:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
-        async with self._http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as response:
-            if response.is_error:
-                await response.aread()
-                raise calls.error_of(response)
-            async for line in response.aiter_lines():
-                for told in calls.data_lines([line]):
-                    yield cast("Event", told)
+        timeout = httpx.Timeout(self._timeout_s, read=max(self._timeout_s, calls.SILENCE_S))
+        try:
+            async with self._http.stream(
+                "GET", f"/v1/jobs/{job_id}/events", headers=headers, timeout=timeout
+            ) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise calls.error_of(response)
+                async for line in response.aiter_lines():
+                    for told in calls.data_lines([line]):
+                        yield cast("Event", told)
+        except httpx.TransportError as error:
+            raise calls.unreachable(self._base_url, error) from None
 
     async def formats(self) -> JsonObject:
         """What can be read and written."""
@@ -171,28 +198,26 @@ class AsyncClient:
         self, job_id: str, *, timeout_s: float | None = None, seen: Callable[[Job], None] | None = None
     ) -> Job:
         """A job when it has ended; see ``Client.wait``."""
-        patience = calls.Patience(None if timeout_s is None else time.monotonic() + timeout_s)
-        held = None if seen or timeout_s is not None else f"{calls.LONG_POLL_S}s"
+        patience = calls.Patience(f"job {job_id}", timeout_s)
         while True:
             try:
-                job = await self.job(job_id, wait=held)
-            except Unreachable as error:
-                patience.require(error)
-                await asyncio.sleep(calls.POLL_S)
+                job = await self.job(job_id, wait=None if seen else patience.held())
+            except (Unreachable, ApiError) as error:
+                await asyncio.sleep(patience.pause_s(error))
                 continue
             patience.heard()
             if seen is not None:
                 seen(job)
             if job["state"] in TERMINAL_STATES:
                 return job
-            patience.left(job, timeout_s)
-            if held is None:
-                await asyncio.sleep(calls.POLL_S)
+            left_s = patience.left_s(f"it is {job['state']}")
+            if seen is not None:
+                await asyncio.sleep(min(calls.POLL_S, left_s))
 
     async def send(self, call: Call) -> JsonObject:
         """Send any request of the API."""
         try:
-            response = await self._http.request(**call.arguments())
+            response = await self._http.request(**call.arguments(), timeout=self._timeout_s + call.held_s)
         except httpx.TransportError as error:
             raise calls.unreachable(self._base_url, error) from None
         return calls.answer_of(response, self._base_url)

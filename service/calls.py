@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 
-from service.answers import Job
 from workers.errors import InternalError, StorageError, UnshardError
 
 JsonObject = dict[str, Any]
@@ -25,6 +24,13 @@ LONG_POLL_S = 20
 PATIENCE_S = 60.0
 """How long a client that waits for a job outlasts a service that doesn't answer: a restart takes less."""
 
+SILENCE_S = 45.0
+"""After which a stream is lost: the service speaks every 15 seconds."""
+
+TOO_FAST = 429
+AWAY = frozenset({502, 503, 504})
+"""What a proxy answers for a service that is started again, and the service for a database that is."""
+
 
 class ApiError(UnshardError):
     """The service refused. ``code`` is the problem's type, ``problem`` the whole document."""
@@ -35,6 +41,12 @@ class ApiError(UnshardError):
         self.problem = problem
         self.code = str(problem.get("type", "")).rpartition("/")[2] or "error"
         self.exit_status = InternalError.exit_status if status >= 500 and status != 503 else 1
+
+    @property
+    def retry_after_s(self) -> float:
+        """How long the service, or a proxy before it, wants to be left alone; 0 when it says nothing."""
+        told = self.problem.get("retry_after_s", 0)
+        return float(told) if isinstance(told, int | float) else 0.0
 
 
 class Unreachable(StorageError):
@@ -62,6 +74,12 @@ class Call:
             "headers": dict(self.headers),
             **body,
         }
+
+    @property
+    def held_s(self) -> float:
+        """How long the service may hold the answer back, beyond the time that an answer takes."""
+        wait = str(self.params.get("wait") or "0").removesuffix("s")
+        return float(wait) if wait.replace(".", "", 1).isdecimal() else 0.0
 
     def at(self, cursor: str) -> Call:
         """The same list from a cursor on."""
@@ -146,6 +164,8 @@ def error_of(response: httpx.Response) -> ApiError:
         problem = dict(response.json())
     except ValueError:
         problem = {}
+    if (wait := response.headers.get("retry-after", "")).isdecimal():
+        problem.setdefault("retry_after_s", int(wait))
     return ApiError(response.status_code, problem)
 
 
@@ -172,22 +192,45 @@ def no_address(base_url: str) -> Unreachable:
 
 
 class Patience:
-    """How long to go on asking a service that doesn't answer."""
+    """How long to go on asking about something that takes its time, of a service that may be away meanwhile."""
 
-    def __init__(self, deadline: float | None) -> None:
-        self._deadline = deadline
+    def __init__(self, what: str, timeout_s: float | None = None) -> None:
+        self._what = what
+        self._timeout_s = timeout_s
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._heard = time.monotonic()
+        self._known = ""
 
     def heard(self) -> None:
         """The service answered."""
         self._heard = time.monotonic()
 
-    def require(self, error: Unreachable) -> None:
-        """Raise what was met when that has lasted for too long."""
-        if time.monotonic() - self._heard > PATIENCE_S:
-            raise error
+    def pause_s(self, error: UnshardError) -> float:
+        """How long to wait before asking again; raises what was met when that won't help, or has lasted too long.
 
-    def left(self, job: Job, timeout_s: float | None) -> None:
-        """``TimeoutError`` when the caller's own time is over."""
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            raise TimeoutError(f"job {job['id']} is still {job['state']} after {timeout_s:g} s")
+        ``TimeoutError`` when the caller's own time is over before.
+        """
+        wait_s = POLL_S
+        if isinstance(error, ApiError):
+            if error.status != TOO_FAST and error.status not in AWAY:
+                raise error
+            wait_s = max(POLL_S, error.retry_after_s)
+        if isinstance(error, ApiError) and error.status == TOO_FAST:
+            self.heard()
+        elif time.monotonic() - self._heard > PATIENCE_S:
+            raise error
+        return min(wait_s, self.left_s(str(error)))
+
+    def held(self) -> str:
+        """How long the service is to hold its answer back."""
+        return f"{min(LONG_POLL_S, self.left_s()):.3f}s"
+
+    def left_s(self, known: str = "") -> float:
+        """What is left of the caller's own time; ``TimeoutError`` when nothing is, with what was known last."""
+        self._known = known or self._known
+        if self._deadline is None:
+            return LONG_POLL_S
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"{self._what} has not ended after {self._timeout_s:g} s: {self._known}")
+        return left

@@ -31,6 +31,7 @@ class Client:
 
     def __init__(self, base_url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
         self._base_url = base_url.rstrip("/")
+        self._timeout_s = timeout_s
         try:
             self._http = httpx.Client(**calls.settings(base_url, token, timeout_s))
         except (httpx.InvalidURL, ValueError):
@@ -122,15 +123,40 @@ class Client:
         return list(self.send(calls.of_job(job_id, "events", after=after))["items"])
 
     def follow(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
-        """A job's events as they come, to its end."""
+        """A job's events as they come, to its end. Outlasts a service that restarts meanwhile."""
+        patience = calls.Patience(f"job {job_id}")
+        while True:
+            try:
+                for event in self._stream(job_id, after):
+                    patience.heard()
+                    after = event["seq"]
+                    yield event
+                # It ends with the job, and with the service or its database: then it goes on where it was.
+                has_ended = self.job(job_id)["state"] in TERMINAL_STATES
+                patience.heard()
+                while has_ended and (rest := self.events(job_id, after=after)):
+                    for event in rest:
+                        after = event["seq"]
+                        yield event
+                if has_ended:
+                    return
+                time.sleep(calls.POLL_S)
+            except (Unreachable, ApiError) as error:
+                time.sleep(patience.pause_s(error))
+
+    def _stream(self, job_id: str, after: int) -> Iterator[Event]:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
-        with self._http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as response:
-            if response.is_error:
-                response.read()
-                raise calls.error_of(response)
-            for line in response.iter_lines():
-                for told in calls.data_lines([line]):
-                    yield cast("Event", told)
+        timeout = httpx.Timeout(self._timeout_s, read=max(self._timeout_s, calls.SILENCE_S))
+        try:
+            with self._http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers, timeout=timeout) as response:
+                if response.is_error:
+                    response.read()
+                    raise calls.error_of(response)
+                for line in response.iter_lines():
+                    for told in calls.data_lines([line]):
+                        yield cast("Event", told)
+        except httpx.TransportError as error:
+            raise calls.unreachable(self._base_url, error) from None
 
     def formats(self) -> JsonObject:
         """What can be read and written."""
@@ -192,28 +218,26 @@ class Client:
 
         Outlasts a service that restarts meanwhile.
         """
-        patience = calls.Patience(None if timeout_s is None else time.monotonic() + timeout_s)
-        held = None if seen or timeout_s is not None else f"{calls.LONG_POLL_S}s"
+        patience = calls.Patience(f"job {job_id}", timeout_s)
         while True:
             try:
-                job = self.job(job_id, wait=held)
-            except Unreachable as error:
-                patience.require(error)
-                time.sleep(calls.POLL_S)
+                job = self.job(job_id, wait=None if seen else patience.held())
+            except (Unreachable, ApiError) as error:
+                time.sleep(patience.pause_s(error))
                 continue
             patience.heard()
             if seen is not None:
                 seen(job)
             if job["state"] in TERMINAL_STATES:
                 return job
-            patience.left(job, timeout_s)
-            if held is None:
-                time.sleep(calls.POLL_S)
+            left_s = patience.left_s(f"it is {job['state']}")
+            if seen is not None:
+                time.sleep(min(calls.POLL_S, left_s))
 
     def send(self, call: Call) -> JsonObject:
         """Send any request of the API."""
         try:
-            response = self._http.request(**call.arguments())
+            response = self._http.request(**call.arguments(), timeout=self._timeout_s + call.held_s)
         except httpx.TransportError as error:
             raise calls.unreachable(self._base_url, error) from None
         return calls.answer_of(response, self._base_url)

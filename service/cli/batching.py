@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from service.calls import Call
+from service.calls import ApiError, Call, Patience
 from service.cli.output import count, duration, emit_json, say, say_fields, say_table, size
 from service.cli.progress import Bar
 from service.cli.remote import EXIT_STATUSES, INTERRUPTED, NOT_DONE, Endpoint, absolute
@@ -15,9 +15,6 @@ from service.client import Client, JsonObject, Unreachable
 
 ENDED = frozenset({"completed", "cancelled"})
 POLL_S = 0.5
-PATIENCE_S = 60.0
-"""How long a command that waits outlasts a service that doesn't answer: a restart takes less."""
-
 MOST_SHOWN = 50
 """Rows of a table for people; ``--json`` has all."""
 
@@ -118,7 +115,7 @@ def _placed(values: JsonObject, *names: str) -> JsonObject:
 def _follow(client: Client, batch: JsonObject, *, visible: bool) -> JsonObject:
     """Watch a batch to its end, with a bar where it can be seen; the batch as it ended."""
     bar = Bar("batch") if visible else None
-    heard = time.monotonic()
+    patience = Patience(f"batch {batch['id']}")
     try:
         while batch["state"] not in ENDED:
             if bar is not None:
@@ -126,10 +123,9 @@ def _follow(client: Client, batch: JsonObject, *, visible: bool) -> JsonObject:
             time.sleep(POLL_S)
             try:
                 batch = client.get(f"/v1/batches/{batch['id']}")
-                heard = time.monotonic()
-            except Unreachable:
-                if time.monotonic() - heard > PATIENCE_S:
-                    raise
+                patience.heard()
+            except (Unreachable, ApiError) as error:
+                time.sleep(patience.pause_s(error))
     finally:
         if bar is not None:
             bar.close()
