@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 
 
 def new_id(kind: str) -> str:
@@ -22,6 +22,12 @@ def reserve_ids(kind: str, count: int) -> list[str]:
     """As many new ids, in the order that they sort."""
     start = time.time_ns() // 1000
     return [f"{kind}_{start + number:014x}{secrets.token_hex(6)}" for number in range(count)]
+
+
+def id_at(kind: str, moment: datetime) -> str:
+    """A new id of what came into being at a time; without a zone it is of UTC."""
+    zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return f"{id_floor(kind, zoned)}{secrets.token_hex(6)}"
 
 
 def id_floor(kind: str, moment: datetime) -> str:

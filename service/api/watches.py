@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from service.api.context import PROBLEMS, BatchWriter, Context, Here, Reader
-from service.api.paging import cut, decoded, decoded_number, encoded
+from service.api.paging import cut, decoded
 from service.api.replays import IdempotencyKey, created
 from service.batches.naming import Found, Pattern, Template
 from service.errors import Problem
@@ -15,7 +15,7 @@ from service.jobs.keys import Replay, RequestKey, Submission
 from service.jobs.records import JsonObject
 from service.jobs.submit import read_options
 from service.watches import schemas
-from service.watches.records import NewWatch, Watch
+from service.watches.records import ITEM, NewWatch, Watch
 
 router = APIRouter(prefix="/v1/watches", tags=["watches"], responses=PROBLEMS)
 
@@ -90,11 +90,11 @@ def watch_items(
     watch_id: str, here: Here, caller: Reader, query: Annotated[schemas.WatchItemQuery, Query()]
 ) -> schemas.WatchItemPage:
     """List the folders that were seen, and what became of each or what it waits for."""
-    offset = decoded_number(query.cursor) + 1
-    found = here.watches.items(watch_id, offset, query.limit + 1, query.state, caller.only_owner)
-    items = [schemas.WatchItem.model_validate(item) for item in found[: query.limit]]
-    following = encoded(str(offset + query.limit - 1)) if len(found) > query.limit else None
-    return schemas.WatchItemPage(items=items, next_cursor=following)
+    after = decoded(query.cursor, ITEM)
+    found = here.watches.items(watch_id, after, query.limit + 1, query.state, caller.only_owner)
+    items, following = cut(found, query.limit)
+    told = [schemas.WatchItem.model_validate(item) for item in items]
+    return schemas.WatchItemPage(items=told, next_cursor=following)
 
 
 @router.patch("/{watch_id}")

@@ -235,6 +235,7 @@ watch_items = Table(
     metadata,
     Column("watch_id", String(40), ForeignKey("watches.id", ondelete="CASCADE"), primary_key=True),
     Column("source", Text, primary_key=True),
+    Column("id", String(40), nullable=False, server_default=""),
     Column("state", String(16), nullable=False),
     Column("job_id", String(40)),
     Column("listing", String(64)),
@@ -243,6 +244,7 @@ watch_items = Table(
     Column("first_seen_at", UtcTime, nullable=False),
     Column("updated_at", UtcTime, nullable=False),
     CheckConstraint(_one_of("state", WATCH_ITEM_STATES), name="state"),
+    Index("ix_watch_items_id", "watch_id", "id", unique=True),
 )
 
 webhooks = Table(

@@ -15,9 +15,10 @@ from sqlalchemy.exc import IntegrityError
 
 from service.db.database import Database
 from service.db.tables import jobs, tokens, watch_items, watches
+from service.ids import new_id
 from service.jobs.records import JsonObject, NewJob, now
 from service.jobs.store import BusyDestination, busy_destinations, insert_jobs, require_room
-from service.watches.records import Seen, Watch, watch_of
+from service.watches.records import ITEM, Seen, Watch, watch_of
 from workers.errors import InputError
 
 
@@ -112,7 +113,8 @@ class Looks:
             _require(connection, turn)
             changed = connection.execute(_waiting(turn, source).values(**values))
             if not changed.rowcount and not _exists(connection, turn, source):
-                new = {"watch_id": turn.watch.id, "source": source, "state": "waiting", "first_seen_at": moment}
+                new: JsonObject = {"watch_id": turn.watch.id, "source": source, "id": new_id(ITEM)}
+                new |= {"state": "waiting", "first_seen_at": moment}
                 connection.execute(insert(watch_items).values(**new, **values))
 
     def note_verdict(self, turn: Turn, source: str, error: JsonObject, state: str = "waiting") -> None:

@@ -10,6 +10,9 @@ from sqlalchemy import RowMapping
 
 from service.jobs.records import JsonObject
 
+ITEM = "item"
+"""The kind in the ids of what a watch has seen."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewWatch:
@@ -47,6 +50,7 @@ class Watch:
 class WatchItem:
     """A folder that a watch has seen. ``error`` is why it still waits, was refused, or why its job failed."""
 
+    id: str
     source: str
     state: str
     job_id: str | None

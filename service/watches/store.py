@@ -100,17 +100,18 @@ class WatchStore:
             return [watch_of(row, counts[row["id"]]) for row in rows]
 
     def items(
-        self, watch_id: str, offset: int, limit: int, states: Sequence[str] = (), owner: str | None = None
+        self, watch_id: str, after: str | None, limit: int, states: Sequence[str] = (), owner: str | None = None
     ) -> list[WatchItem]:
-        """What a watch has seen, the first seen first."""
+        """What a watch has seen, the first seen first; ``after`` is the id of the last one of the page before."""
         query = (
             select(watch_items, jobs.c.state.label("job_state"), jobs.c.error.label("job_error"))
             .select_from(watch_items.outerjoin(jobs, jobs.c.id == watch_items.c.job_id))
             .where(watch_items.c.watch_id == watch_id)
-            .order_by(watch_items.c.first_seen_at, watch_items.c.source)
-            .offset(offset)
+            .order_by(watch_items.c.id)
             .limit(limit)
         )
+        if after is not None:
+            query = query.where(watch_items.c.id > after)
         if states:
             query = query.where(watch_items.c.state.in_(states))
         with self._database.read() as connection:

@@ -9,9 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert, update
+from alembic import command
+from sqlalchemy import column, insert, table, update
 
-from service.db.tables import jobs, tokens, watches
+from service.db.database import Database, _alembic
+from service.db.tables import jobs, tokens, watch_items, watches
 from service.jobs.addresses import Places
 from service.jobs.records import NewJob, now
 from service.jobs.store import JobFilter, JobStore
@@ -64,7 +66,7 @@ class Watched:
             eventually(self.watcher.look, "a look is due")
 
     def items(self):
-        return {Path(item.source).name: item for item in self.store.items(self.watch.id, 0, 100)}
+        return {Path(item.source).name: item for item in self.store.items(self.watch.id, None, 100)}
 
     def made(self):
         return self.jobs.page(JobFilter(watch_id=self.watch.id), 100)
@@ -216,7 +218,7 @@ def test_a_second_checkpoint_with_the_destination_of_an_earlier_one_is_refused(d
     watched.jobs.cancel(job.id)
     finish(begin(tmp_path / "run-b" / "global_step_1"))
     watched.look(2)
-    second = watched.store.items(watched.watch.id, 0, 10)[1]
+    second = watched.store.items(watched.watch.id, None, 10)[1]
     assert (second.state, second.error["type"]) == ("refused", "duplicate-destination")
     assert job.id in second.error["message"]
     assert len(watched.made()) == 1
@@ -338,3 +340,41 @@ def give_token(database, token_id, **fields):
                 id=token_id, name="t", digest=token_id, scopes=[], created_by="admin", created_at=now(), **fields
             )
         )
+
+
+def test_pages_of_what_was_seen_lose_nothing_while_folders_become_jobs(database, tmp_path):
+    for number in range(6):
+        begin(tmp_path / f"global_step_{number}")
+    watched = Watched(database, tmp_path)
+    watched.look()
+    waiting = {Path(item.source).name for item in watched.store.items(watched.watch.id, None, 100, ["waiting"])}
+    assert len(waiting) == 6
+    first = watched.store.items(watched.watch.id, None, 3, ["waiting"])
+    with database.write() as connection:  # between the pages, those of the first one become jobs
+        mine = watch_items.c.source.in_([item.source for item in first])
+        connection.execute(update(watch_items).where(mine).values(state="submitted"))
+    rest = watched.store.items(watched.watch.id, first[-1].id, 3, ["waiting"])
+    assert {Path(item.source).name for item in (*first, *rest)} == waiting
+
+
+def test_what_was_seen_before_there_were_ids_gets_them_in_its_order(url):
+    database = Database(url)
+    with database.write() as connection:
+        command.upgrade(_alembic(connection), "0002")
+    moment = now()
+    times = {"created_at": moment, "updated_at": moment, "next_look_at": moment}
+    watch = {"owner": "", "name": "", "prefix": "/in", "pattern": "*", "template": {}, "interval_s": 1.0, **times}
+    names = [f"/in/{number}" for number in (3, 1, 2)]
+    with database.write() as connection:
+        connection.execute(insert(watches).values(id="watch_1", state="active", **watch))
+        for number, source in enumerate(names):
+            seen = {"first_seen_at": moment + timedelta(seconds=number), "updated_at": moment, "state": "waiting"}
+            old = table(
+                "watch_items", *(column(one.name, one.type) for one in watch_items.columns if one.name != "id")
+            )
+            connection.execute(insert(old).values(watch_id="watch_1", source=source, **seen))
+    database.migrate()
+    items = WatchStore(database).items("watch_1", None, 10)
+    assert [item.source for item in items] == names
+    assert len({item.id for item in items}) == 3
+    database.close()
