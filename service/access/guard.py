@@ -14,7 +14,7 @@ from service.access.audit import NOBODY, AuditLog, Deed
 from service.access.keyring import Keyring
 from service.access.principals import LOCAL, Principal
 from service.access.rates import Rates, Streams, neighbourhood
-from service.access.tokens import BadToken, EndedToken, TokenStore
+from service.access.tokens import KIND, BadToken, EndedToken, TokenNotFound, TokenStore
 from service.db.database import Database
 from service.settings import Settings
 
@@ -101,6 +101,15 @@ class Guard:
             await run_in_threadpool(self.audit.add, deed)
         except SQLAlchemyError:
             log.exception("the audit could not be written: %s", deed)
+
+    async def still_knows(self, caller: Principal) -> bool:
+        """Whether who was let in a while ago still would be: its token may have ended since."""
+        if not caller.id.startswith(f"{KIND}_"):
+            return True
+        try:
+            return (await run_in_threadpool(self.tokens.get, caller.id)).is_good
+        except TokenNotFound:
+            return False
 
     def count(self, caller: Principal) -> None:
         """Count a request; ``TooFast`` when the caller made as many as it may."""

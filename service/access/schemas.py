@@ -63,6 +63,12 @@ class TokenChange(_Lifetime):
         return values
 
 
+class RevokeQuery(Request):
+    """What else is to end with a token."""
+
+    cancel_jobs: Annotated[bool, Field(description="Cancel its jobs, waiting and at work. Else they go on.")] = False
+
+
 class Token(BaseModel):
     """A token without its secret."""
 

@@ -75,6 +75,11 @@ class Token:
     revoked_at: datetime | None
 
     @property
+    def is_good(self) -> bool:
+        """Whether it still opens anything."""
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now())
+
+    @property
     def principal(self) -> Principal:
         """Whom the token speaks for: itself."""
         limits = (self.max_running, self.max_queued, self.requests_per_minute)

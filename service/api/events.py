@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from service.access.principals import Principal
 from service.api.batches import batch_answer
 from service.api.context import PROBLEMS, Context, Here, Reader, spelled_job
 from service.api.jobs import job_filter
@@ -30,6 +31,9 @@ router = APIRouter(prefix="/v1", tags=["jobs"], responses=PROBLEMS)
 
 KEEP_ALIVE_S = 15.0
 KEEP_ALIVE = b": still here\n\n"
+ASK_AGAIN_S = 5.0
+"""How long whoever follows goes on with a token that has ended: as long as other requests do in other replicas."""
+
 PAGE = 500
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -61,7 +65,7 @@ async def events(
     # A problem is still an answer now, in the stream it isn't.
     await run_in_threadpool(here.store.get, job_id, caller.only_owner)
     after = int(last_event_id) if re.fullmatch("[0-9]{1,9}", last_event_id) else after
-    return _streamed(_events_of(here, job_id, after))
+    return _streamed(_events_of(here, _Admission(here, caller), job_id, after))
 
 
 @router.get("/events", responses=STREAM, response_class=Response)
@@ -80,7 +84,7 @@ async def stream(
         raise Problem("not-acceptable", "this is a stream of events", hint=f"Send the header Accept: {EVENT_STREAM}.")
     named = [await run_in_threadpool(here.store.get, job_id, caller.only_owner) for job_id in query.job_id]
     snapshots = _Snapshots(here, job_filter(query, caller.only_owner), frozenset(query.job_id))
-    return _streamed(snapshots.follow(_moment(last_event_id), named))
+    return _streamed(snapshots.follow(_Admission(here, caller), _moment(last_event_id), named))
 
 
 def _streamed(content: AsyncIterator[bytes]) -> Response:
@@ -101,19 +105,34 @@ class _Calm:
         return max(self._at + KEEP_ALIVE_S - time.monotonic(), 0.0)
 
 
-async def _events_of(here: Context, job_id: str, after: int) -> AsyncIterator[bytes]:
+class _Admission:
+    """Says whether a stream may go on: not when the service stops, nor for long when the caller's token has ended."""
+
+    def __init__(self, here: Context, caller: Principal) -> None:
+        self._here = here
+        self._caller = caller
+        self._asked = time.monotonic()
+
+    async def lasts(self) -> bool:
+        if self._here.changes.closed:
+            return False
+        if time.monotonic() - self._asked < ASK_AGAIN_S:
+            return True
+        self._asked = time.monotonic()
+        return await self._here.guard.still_knows(self._caller)
+
+
+async def _events_of(here: Context, admission: _Admission, job_id: str, after: int) -> AsyncIterator[bytes]:
     """Events as they come, until the job has ended or the service does.
 
     The job is read before its events, so that one that has ended has none that was not seen. Where the database is
     away the stream ends: the client comes again with ``Last-Event-ID``.
     """
     calm = _Calm()
-    with here.changes.listening(lambda change: change.id == job_id) as listener:
-        while not here.changes.closed:
-            try:
-                job, found = await run_in_threadpool(here.store.events, job_id, after, PAGE)
-            except (SQLAlchemyError, JobNotFound):
-                return
+    gone = suppress(SQLAlchemyError, JobNotFound)
+    with here.changes.listening(lambda change: change.id == job_id) as listener, gone:
+        while await admission.lasts():
+            job, found = await run_in_threadpool(here.store.events, job_id, after, PAGE)
             for event in found:
                 after = event.seq
                 told = schemas.Event.model_validate(event)
@@ -126,7 +145,7 @@ async def _events_of(here: Context, job_id: str, after: int) -> AsyncIterator[by
             if not calm.left_s:
                 yield KEEP_ALIVE
                 calm.spoke()
-            await listener.wait(min(calm.left_s, LOOK_AGAIN_S))
+            await listener.wait(min(calm.left_s, ASK_AGAIN_S, LOOK_AGAIN_S))
 
 
 class _Snapshots:
@@ -154,7 +173,7 @@ class _Snapshots:
     def _fits(self, job: Job) -> bool:
         return (not self._ids or job.id in self._ids) and fits(job, self._anywhere)
 
-    async def follow(self, since: datetime, named: list[Job]) -> AsyncIterator[bytes]:
+    async def follow(self, admission: _Admission, since: datetime, named: list[Job]) -> AsyncIterator[bytes]:
         """The stream; it ends with the service, and where the database is away: clients come again."""
         for job in named:
             yield _event(spelled_job(job), since)
@@ -163,7 +182,7 @@ class _Snapshots:
         # As it begins a stream tells the last seconds, too: who lists jobs and then listens misses nothing.
         behind = True
         with self._here.changes.listening(self.wants) as listener, suppress(SQLAlchemyError):
-            while not self._here.changes.closed:
+            while await admission.lasts():
                 if behind:
                     listener.restart()
                     began = now()
@@ -171,7 +190,7 @@ class _Snapshots:
                         yield told
                         calm.spoke()
                     since = began
-                for change in await listener.wait(calm.left_s):
+                for change in await listener.wait(min(calm.left_s, ASK_AGAIN_S)):
                     since = change.since
                     if change.job is None:
                         yield _event(change.text, since, "batch")
@@ -188,26 +207,31 @@ class _Snapshots:
         recent = now() - LOOK_BACK
         sent.clear()
         of_batches = set()
-        async for job in self._changed(since):
+        async for job, text in self._changed(since):
             if job.updated_at >= recent:
                 sent[job.id] = job.updated_at
             if job.batch_id is not None:
                 of_batches.add(job.batch_id)
-            yield _event(spelled_job(job), job.updated_at)
+            yield _event(text, job.updated_at)
         async for text in self._changed_batches(since, of_batches):
             yield _event(text, since, "batch")
 
-    async def _changed(self, since: datetime) -> AsyncIterator[Job]:
-        """Jobs that changed since a time or shortly before, in pages, as fast as they are taken."""
+    async def _changed(self, since: datetime) -> AsyncIterator[tuple[Job, str]]:
+        """Jobs that changed since a time or shortly before, in pages, as fast as they are taken; with their JSON."""
         since, after = since - LOOK_BACK, ""
         while True:
-            found = await run_in_threadpool(self._here.store.changed, self._anywhere, since, PAGE, after)
-            for job in found:
-                if self._fits(job):
-                    yield job
+            found = await run_in_threadpool(self._page, since, after)
+            for job, text in found:
+                if text:
+                    yield job, text
             if len(found) < PAGE:
                 return
-            since, after = found[-1].updated_at, found[-1].id
+            since, after = found[-1][0].updated_at, found[-1][0].id
+
+    def _page(self, since: datetime, after: str) -> list[tuple[Job, str]]:
+        """Spelled here, in a thread: of hundreds of jobs with all their files that takes its time."""
+        found = self._here.store.changed(self._anywhere, since, PAGE, after)
+        return [(job, spelled_job(job) if self._fits(job) else "") for job in found]
 
     async def _changed_batches(self, since: datetime, others: set[str]) -> AsyncIterator[str]:
         """Batches that changed since a time or shortly before, and others of which a job did."""

@@ -10,6 +10,7 @@ from service.access import schemas
 from service.access.tokens import KIND, NewToken
 from service.api.context import PROBLEMS, Administrator, Anyone, Here
 from service.api.paging import cut, decoded
+from service.batches.bulk import cancel_of
 from service.errors import Problem, pointer
 from service.schemas import PageQuery
 from service.times import now
@@ -77,10 +78,18 @@ def change_token(
 
 
 @router.delete("/{token_id}")
-def revoke_token(token_id: str, here: Here, _: Administrator) -> schemas.Token:
-    """End a token for good: at once here, within seconds in other replicas. It stays in the list."""
+def revoke_token(
+    token_id: str, here: Here, _: Administrator, query: Annotated[schemas.RevokeQuery, Query()]
+) -> schemas.Token:
+    """End a token for good: at once here, within seconds in other replicas. It stays in the list.
+
+    Its watches and webhooks end with it; its jobs go on, unless they are to be cancelled.
+    """
     revoked = here.guard.tokens.revoke(token_id)
     here.guard.keyring.empty()
+    if query.cancel_jobs:
+        cancel_of(here.database, token_id)
+        here.runner.wake()
     return schemas.Token.model_validate(revoked)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, bindparam, insert, select, update
 
+from service.db.database import Database
 from service.db.tables import LEASED_STATES, LIVE_STATES, events, jobs
 from service.jobs.records import JsonObject, now, spelled
 from service.jobs.store import RETRIABLE_STATES, busy_destinations, require_room
@@ -18,10 +19,19 @@ CANCELLED, CANCELLING = "cancelled", "cancelling"
 
 def cancel_live(connection: Connection, batch_id: str) -> int:
     """Cancel what waits of a batch, and ask for the end of what is at work; the number of jobs."""
-    rows = _locked(connection, _of(batch_id).where(jobs.c.state.in_(LIVE_STATES), jobs.c.state != CANCELLING))
-    _enter(
-        connection, rows, {row["id"]: CANCELLING if row["state"] in LEASED_STATES else CANCELLED for row in rows}, {}
-    )
+    return _cancel(connection, _of(batch_id))
+
+
+def cancel_of(database: Database, owner: str) -> int:
+    """Cancel all that an owner has waiting, and ask for the end of what is at work; the number of jobs."""
+    with database.write() as connection:
+        return _cancel(connection, _columns().where(jobs.c.owner == owner))
+
+
+def _cancel(connection: Connection, query: Select[Any]) -> int:
+    rows = _locked(connection, query.where(jobs.c.state.in_(LIVE_STATES), jobs.c.state != CANCELLING))
+    states = {row["id"]: CANCELLING if row["state"] in LEASED_STATES else CANCELLED for row in rows}
+    _enter(connection, rows, states, {})
     return len(rows)
 
 
@@ -60,8 +70,12 @@ def set_priority(connection: Connection, batch_id: str, priority: int) -> None:
 
 
 def _of(batch_id: str) -> Select[Any]:
+    return _columns().where(jobs.c.batch_id == batch_id)
+
+
+def _columns() -> Select[Any]:
     columns = (jobs.c.id, jobs.c.state, jobs.c.state_times, jobs.c.last_seq, jobs.c.owner, jobs.c.destination)
-    return select(*columns).where(jobs.c.batch_id == batch_id).order_by(jobs.c.id)
+    return select(*columns).order_by(jobs.c.id)
 
 
 def _locked(connection: Connection, query: Select[Any]) -> Sequence[RowMapping]:
