@@ -246,9 +246,10 @@ def nested_tuple_as_key(depth: int) -> bytes:
     return pickled(b"})" + b"\x85" * depth + b"Ns")
 
 
-def tuples_that_share_their_parts(depth: int) -> bytes:
-    """A key that is a pair of the same pair of the same pair …: hashing it takes 2 to the power of ``depth`` steps."""
-    return pickled(b"}", b")q\x00" + b"0h\x00h\x00\x86q\x00" * depth, b"Ns")
+def numbers_of_one_hash(count: int) -> bytes:
+    """Keys that all collide: a dict of them takes time that grows with the square of their number."""
+    modulus = (1 << 61) - 1
+    return pickled(b"}(", *(b"\x8a\x0b" + (n * modulus).to_bytes(11, "little") + b"N" for n in range(count)), b"u")
 
 
 def nested_tuple_through_the_memo(depth: int) -> bytes:

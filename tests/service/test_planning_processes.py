@@ -16,7 +16,7 @@ from service.jobs import planning
 from service.jobs.failures import describe
 from service.jobs.planning import ComparingLimits, Planner, PlanningLimits, TookTooLong, UnexpectedFault
 from service.room import Overloaded
-from tests.attacks.pickles import tuples_that_share_their_parts
+from tests.attacks.pickles import numbers_of_one_hash
 from tests.attacks.torch_files import torch_zip
 from tests.service.conftest import FakeConverter, eventually, running
 from workers.convert import Compared
@@ -28,11 +28,11 @@ CASE = Path(__file__).parent.parent / "cases" / "verl-fsdp" / "llama-gqa-fsdp2-w
 
 @pytest.fixture
 def bomb(tmp_path: Path) -> str:
-    """A checkpoint that keeps the interpreter busy, with its lock held, for longer than the sun will shine."""
+    """A checkpoint that keeps the interpreter busy, with its lock held, for longer than any limit of these tests."""
     folder = tmp_path / "bomb"
     folder.mkdir()
     (folder / "pytorch_model.bin").write_bytes(
-        torch_zip([("data.pkl", tuples_that_share_their_parts(100)), ("version", b"3\n")])
+        torch_zip([("data.pkl", numbers_of_one_hash(400_000)), ("version", b"3\n")])
     )
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return str(folder)
