@@ -267,6 +267,25 @@ def test_a_missing_tensor_parallel_rank_is_named(tmp_path):
 # --- broken ones -------------------------------------------------------------------------------------------------
 
 
+def test_a_tensor_that_a_tensor_parallel_rank_lacks_is_named(tmp_path):
+    parts = [{"up.weight": (3, 4), "gate.weight": (3, 4)}, {"up.weight": (3, 4)}]
+    for rank, shapes in enumerate(parts):
+        group = write.values_of(shapes, rank)
+        write.stage_1_or_2(tmp_path / "zero", [group], 2, mp=rank, universal_checkpoint_info={"affine_map": {}})
+        (tmp_path / "pipe").mkdir(exist_ok=True)
+        torch.save(write.half([group]), tmp_path / "pipe" / f"layer_03-model_{rank:02d}-model_states.pt")
+    error = refused(GeometryMismatch, tmp_path / "zero", "has a part of tensor gate.weight")
+    assert error.file == "mp_rank_01_model_states.pt"
+    error = refused(GeometryMismatch, tmp_path / "pipe", "has a part of tensor 3.gate.weight", family="none")
+    assert error.file == "layer_03-model_01-model_states.pt"
+
+
+def test_what_is_no_tensor_in_a_module_is_said(tmp_path):
+    module = {"a.weight": torch.ones(2), "layer": {"_extra_state": None}}
+    write.model_states(tmp_path / "mp_rank_00_model_states.pt", module, [])
+    assert opened(tmp_path)[0].left_out == (("layer._extra_state", "no tensor"),)
+
+
 def test_a_file_left_over_from_more_ranks_is_refused(tmp_path):
     write.stage_3(tmp_path, [write.values_of(SMALL)], 2)
     (tmp_path / write.optimizer_name(0)).with_name(write.optimizer_name(2)).write_bytes(

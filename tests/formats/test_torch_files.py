@@ -6,6 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,6 +108,15 @@ def test_one_dict_in_two_places_is_read_in_both(tmp_path):
     found = opened(saved(tmp_path, {"model": weights, "optimizer": {"masters": weights}}))
     assert_same(found, weights)
     assert [name for name, _ in found.left_out] == [f"optimizer.masters.{WEIGHT}"]
+
+
+def test_what_is_no_tensor_beside_the_weights_is_said(tmp_path):
+    weights = {WEIGHT: torch.ones(2), "norm.weight": np.ones(2), "layer._extra_state": None}
+    found = opened(saved(tmp_path, {"model": weights, "masks": {"a": torch.eye(3).to_sparse()}, "epoch": 3}))
+    assert_same(found, {WEIGHT: torch.ones(2)})
+    told = dict(found.left_out)
+    assert told.pop("model.norm.weight").startswith("no tensor: numpy.")
+    assert told == {"masks.a": "a sparse tensor", "model.layer._extra_state": "no tensor: NoneType"}
 
 
 @pytest.mark.parametrize("key", [("a", 1), True, b"norm.weight"])

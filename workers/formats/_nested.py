@@ -14,7 +14,7 @@ from workers.pickles import Record
 
 DEEPEST = 32
 """Levels of dicts that are looked into; Megatron-DeepSpeed has five."""
-MOST_REPEATED = 1_000_000
+MOST_REPEATED = 250_000
 """Values that may be met again in dicts and lists that stand in several places."""
 
 _NO_PLAIN_TENSORS = {

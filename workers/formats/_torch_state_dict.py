@@ -122,7 +122,31 @@ def add_model(builder: CheckpointBuilder, dicts: StateDicts, options: ConvertOpt
         number = builder.add_tensor(short, record.dtype, record.shape)
         box = (0,) * len(record.shape), record.shape
         builder.add_piece(number, storages[key], place.offset, box, place.strides)
-    return replace(part, packed=tuple(_packed(dicts, part)))
+    left_out = (*part.left_out, *_beside(dicts, chosen))
+    return replace(part, packed=tuple(_packed(dicts, part)), left_out=left_out)
+
+
+def _beside(dicts: StateDicts, chosen: set[Path]) -> Iterator[tuple[str, str]]:
+    """Names and kinds of what is no tensor in the model's dicts, and of weights elsewhere that are no plain ones."""
+    for name, (_, what) in dicts.others.items():
+        if dicts.paths[name][:-1] not in chosen:
+            yield name, what
+    for opened, _ in dicts.files:
+        for path in sorted(chosen, key=str):
+            for key, value in _dict_at(opened.root, path).items():
+                if type(value) is not TensorRecord and not isinstance(value, (dict, list, tuple)):
+                    name = ".".join(map(str, (*path, key)))
+                    if name not in dicts.paths:
+                        yield name, f"no tensor: {value.origin if isinstance(value, Record) else type(value).__name__}"
+
+
+def _dict_at(root: Any, path: Path) -> dict[Any, Any]:
+    try:
+        for key in path:
+            root = root[key]
+    except (IndexError, KeyError, TypeError):
+        return {}  # another file of the model has it
+    return root if isinstance(root, dict) else {}
 
 
 def _packed(dicts: StateDicts, part: ModelPart) -> Iterator[PackedTensor]:
@@ -142,7 +166,7 @@ def _weights(root: dict[Any, Any], file: str) -> Iterator[tuple[Path, TensorReco
             yield keys, value
         else:
             path = tuple(key if type(key) in (str, int) else f"{key!r}"[:80] for key in keys)
-            yield path, f"under the key {path[-1]}, which is no name"
+            yield path, "a tensor whose key is no text"
 
 
 def _no_state_dict(path: str, root: Any) -> CorruptFile:

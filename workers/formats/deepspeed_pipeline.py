@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from workers.checkpoint import Checkpoint
 from workers.dtypes import BY_TORCH_NAME
 from workers.errors import GeometryMismatch, IncompleteCheckpoint, InvalidOption
-from workers.formats._deepspeed.assembly import Assembly, Local
+from workers.formats._deepspeed.assembly import Assembly, Local, check_same_names
 from workers.formats._deepspeed.model import HALF, find_config, make_checkpoint
 from workers.formats._deepspeed.partitions import check_world, fp32_weights, read_all, read_rank
 from workers.formats._deepspeed.states import ModelStates, open_state, state_tensors
@@ -149,6 +149,7 @@ def _read_layers(listing: Listing, files: TagFiles, assembly: Assembly) -> list[
         layer, rank = file.rank
         for name, record in state_tensors(file.torch.root, file.path).items():
             by_rank[rank][f"{layer}.{name}"] = assembly.local(file, record, name)
+    check_same_names(by_rank, lambda name, rank: _layer_file(files, int(name.partition(".")[0]), rank))
     return by_rank
 
 

@@ -76,7 +76,7 @@ def open_deepspeed_universal(listing: Listing, options: ConvertOptions) -> Check
     return replace(
         make_checkpoint(listing, assembly, config, options, "deepspeed-universal"),
         layout={"parameters": len(fp32), "model_states": len(files.model)},
-        left_out=tuple(chooser.dropped.items()),
+        left_out=chooser.left_out,
         evidence=(f"{len(fp32)} parameters in {where}, zero/*/{WEIGHTS}", *config.evidence),
     )
 

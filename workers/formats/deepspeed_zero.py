@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from workers.checkpoint import Checkpoint
 from workers.errors import UnmappedTensor
-from workers.formats._deepspeed.assembly import Assembly
+from workers.formats._deepspeed.assembly import Assembly, check_same_names
 from workers.formats._deepspeed.model import (
     Chooser,
     Weights,
@@ -86,6 +86,7 @@ def open_deepspeed_zero(listing: Listing, options: ConvertOptions) -> Checkpoint
             frozen_weights(assembly, states, is_sharded=is_sharded),
         )
         tensors.append(chooser.tensors(weights))
+    check_same_names(tensors, lambda _, rank: ranks[rank][0][0].file.path)
     parallel = TensorParallelism(first.universal, first.file.path) if len(ranks) > 1 else None
     assembly.add_all(tensors, parallel, options)
     partitions = ranks[0][1]
@@ -93,7 +94,7 @@ def open_deepspeed_zero(listing: Listing, options: ConvertOptions) -> Checkpoint
     return replace(
         make_checkpoint(listing, assembly, config, options, "deepspeed-zero"),
         layout=_layout(partitions, len(ranks)),
-        left_out=tuple(chooser.dropped.items()),
+        left_out=chooser.left_out,
         evidence=(*_evidence(files, partitions), *config.evidence),
     )
 

@@ -6,7 +6,7 @@ of a parameter counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -161,6 +161,24 @@ class Assembly:
                 at = tuple(a + b for a, b in zip(segment.offsets, offsets, strict=True))
                 self.builder.add_piece(number, run.storage, position, (at, sizes), strides)
                 position += prod(sizes) * width
+
+
+def check_same_names(by_rank: Sequence[Mapping[str, Local]], file_of: Callable[[str, int], str]) -> None:
+    """Refuse a tensor that some tensor-parallel ranks have and others don't: it would be taken for whole.
+
+    ``file_of(name, rank)`` is the file in which a rank has, or should have, the tensor.
+    """
+    for rank, tensors in enumerate(by_rank):
+        for name in sorted(tensors.keys() ^ by_rank[0].keys())[:1]:
+            has, lacks = (0, rank) if name in by_rank[0] else (rank, 0)
+            raise GeometryMismatch(
+                f"{file_of(name, has)} has a part of tensor {name}, which {file_of(name, lacks)} does not have",
+                file=file_of(name, lacks),
+                tensor=name,
+                expected="a part on each tensor-parallel rank",
+                found="no such tensor",
+                hint=ONE_CHECKPOINT,
+            )
 
 
 def _is_contiguous(shape: Shape, strides: Shape) -> bool:

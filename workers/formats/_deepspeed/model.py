@@ -48,10 +48,16 @@ class Chooser:
         self.from_module: list[str] = []
         self.rounded: list[str] = []
 
+    @property
+    def left_out(self) -> tuple[tuple[str, str], ...]:
+        """What is no part of the model, and why."""
+        return tuple(self.dropped.items())
+
     def tensors(self, weights: Weights) -> dict[str, Local]:
         """The tensors of one model-parallel rank in the order of its module."""
         model = weights.model
         found: dict[str, Local] = {}
+        self.dropped |= dict.fromkeys(model.ignored, "no tensor")
         for name in dict.fromkeys((*model.module, *weights.fp32, *weights.frozen, *model.shared)):
             if name in self._buffers_to_drop and name in model.buffers:
                 self.dropped[name] = "a buffer that models of this type do not have"

@@ -52,6 +52,8 @@ class ModelStates:
     """Further names of parameters: alias to name."""
     universal: Mapping[Any, Any]
     """``universal_checkpoint_info``: how tensor parallelism cut the parameters."""
+    ignored: tuple[str, ...]
+    """Names in the module of what is no tensor."""
     mp_world_size: int | None = None
 
 
@@ -89,7 +91,8 @@ def read_model_states(folder: Folder, entry: FileEntry, rank: Rank) -> ModelStat
     """Read a file of model states."""
     file = open_state(folder, entry, rank)
     root, path = file.torch.root, entry.path
-    module = state_tensors(root.get("module") or {}, path)
+    ignored: list[str] = []
+    module = state_tensors(root.get("module") or {}, path, ignored)
     shapes = root.get("param_shapes")
     groups = [shapes] if isinstance(shapes, dict) else shapes or []
     if not isinstance(groups, list):
@@ -109,6 +112,7 @@ def read_model_states(folder: Folder, entry: FileEntry, rank: Rank) -> ModelStat
         {name: (frozen_shapes[name], fragments[name]) for name in frozen_shapes if name in fragments},
         {clean_name(alias): clean_name(name) for alias, name in _pairs(shared, path)},
         info if isinstance(info, dict) else {},
+        tuple(ignored),
         root["mp_world_size"] if type(root.get("mp_world_size")) is int else None,
     )
 
@@ -137,10 +141,11 @@ def read_partition(folder: Folder, entry: FileEntry, rank: Rank) -> Partition:
     return Partition(file, stage, tuple(known or ()), tuple(pieces), _paddings(state, path))
 
 
-def state_tensors(values: Any, path: str) -> dict[str, TensorRecord]:
-    """The tensors of a state dict by their names; dicts inside of it are modules. What holds no weight is left aside.
+def state_tensors(values: Any, path: str, ignored: list[str] | None = None) -> dict[str, TensorRecord]:
+    """The tensors of a state dict by their names; dicts inside of it are modules.
 
-    Raises ``GeometryMismatch`` for weights that are no plain tensors.
+    Names of what holds no weight are added to ``ignored``. Raises ``GeometryMismatch`` for weights that are no plain
+    tensors.
     """
     if not isinstance(values, dict):
         refuse(path, "a state dict: names and their tensors", f"a {type(values).__name__}")
@@ -153,11 +158,12 @@ def state_tensors(values: Any, path: str) -> dict[str, TensorRecord]:
         what = other_weights(value)
         if what is not None:
             raise no_plain_tensor(path, name, what)
-        if not isinstance(value, TensorRecord):
-            continue
         if name in found:
             refuse(path, "each name once, when wrappers are taken off", f"{name} twice")
-        found[name] = value
+        if isinstance(value, TensorRecord):
+            found[name] = value
+        elif ignored is not None:
+            ignored.append(name)
     return found
 
 
