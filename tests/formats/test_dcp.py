@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties
 
 from tests.dcp_files import DcpFolder, DcpSaved, write_dcp
@@ -214,6 +216,16 @@ def test_metadata_that_can_be_none_are_refused_at_once(tmp_path, name, size):
         file.truncate(size)
     kind = CorruptFile if size > 1 else IncompleteCheckpoint
     assert (str(size) if size > 1 else "__0.metadata") in refused(tmp_path, kind).message
+
+
+def test_numbers_of_safetensors_that_no_rank_has_are_said(tmp_path):
+    for rank in (1, 2):
+        sharding = {"DCP_SHARDING_INFO": json.dumps({WEIGHT: {"saved_offsets": [2 * rank - 2, 0]}})}
+        name = f"shard-0000{rank}-model-00002-of-00003.safetensors"
+        save_file({WEIGHT: torch.full((2, 3), float(rank))}, tmp_path / name, sharding)
+    found = opened(tmp_path)
+    assert_same(found, {WEIGHT: torch.tensor([1.0, 1.0, 2.0, 2.0])[:, None].repeat(1, 3)})
+    assert any("numbered 1, 3 of 3" in note for note in found.notes)
 
 
 def test_a_chunk_without_an_item_is_told(tmp_path):

@@ -87,6 +87,19 @@ def test_the_newest_epoch_or_step_is_taken_and_said(name):
     assert mapped.targets
 
 
+def test_an_epoch_that_is_still_written_yields_to_the_one_before(tmp_path):
+    for epoch in range(3):
+        for number in range(1, 3 if epoch < 2 else 2):
+            folder = tmp_path / f"epoch_{epoch}"
+            folder.mkdir(exist_ok=True)
+            save_file({f"{number}.weight": torch.ones(2)}, folder / f"model-0000{number}-of-00002.safetensors")
+    found = open_checkpoint(open_folder(str(tmp_path)), ConvertOptions(family="none"))
+    assert found.address.url.endswith("epoch_1")
+    assert any("epoch_2/ is newer, but not complete" in note for note in found.notes)
+    with pytest.raises(IncompleteCheckpoint, match="model-00002-of-00002"):
+        open_checkpoint(open_folder(str(tmp_path)), ConvertOptions(family="none", epoch=2))
+
+
 def test_safetensors_of_epochs_in_one_folder_are_torchtunes(tmp_path):
     for number in (1, 2):
         for epoch in (0, 1):

@@ -55,7 +55,14 @@ def add_sharded_tensors(
             _add_file(builder, chunks, opened, (files[name], int(name.split("-")[1]) - 1))
     for tensor, pieces in chunks.items():
         _add(builder, tensor, pieces)
-    return ("shapes of tensors are those that their chunks reach to: this format does not write them down",)
+    notes = ["shapes of tensors are those that their chunks reach to: this format does not write them down"]
+    matches = [match for name in files if (match := SHARD.fullmatch(name))]
+    count, numbers = int(matches[0]["count"]), {int(match["number"]) for match in matches}
+    absent = [number for number in range(1, count + 1) if number not in numbers]
+    if absent:
+        shown = ", ".join(map(str, absent[:8])) + (" ..." if absent[8:] else "")
+        notes.append(f"no rank has a file numbered {shown} of {count}: where one was written, its tensors are missing")
+    return tuple(notes)
 
 
 def _add_file(

@@ -6,7 +6,9 @@ Sources: torchtune 0.2 to 0.7 ``training/checkpointing/_checkpointer.py``, ``_ut
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -75,11 +77,14 @@ def choose(listing: Listing, options: ConvertOptions) -> Place:
         if not any(map(_is_flat, listing.files())):
             check_step(listing, options, "epoch")
         return _in_folder(listing, options, ())
-    name = _chosen(folders, options)
+    name = _chosen(listing, folders, options)
     others = [other for other in folders.values() if other != name]
     told = f"{name}/, {'as asked for' if _asked(options) else 'the newest'}"
-    notes = (f"{told}; not taken: {', '.join(others[:8])}" if others else told,)
-    return _in_folder(Listing(listing.folder.subfolder(name)), options, notes)
+    notes = [f"{told}; not taken: {', '.join(others[:8])}" if others else told]
+    if not _asked(options):
+        newer = itertools.takewhile(lambda other: other != name, folders.values())
+        notes += [f"{other}/ is newer, but not complete: files of its model are missing" for other in newer]
+    return _in_folder(Listing(listing.folder.subfolder(name)), options, tuple(notes))
 
 
 def _in_folder(listing: Listing, options: ConvertOptions, notes: tuple[str, ...]) -> Place:
@@ -174,13 +179,22 @@ def _folders(listing: Listing, *, with_dcp: bool = False) -> dict[tuple[str, int
     return {key: found[key] for key in newest}
 
 
-def _chosen(folders: Mapping[tuple[str, int], str], options: ConvertOptions) -> str:
+def _chosen(listing: Listing, folders: Mapping[tuple[str, int], str], options: ConvertOptions) -> str:
+    """The folder that is asked for, else the newest complete one, else the newest, which then says what it lacks."""
     for kind, asked in (("step", options.step), ("epoch", options.epoch)):
         if asked is not None:
             if (kind, asked) not in folders:
                 raise _no_such(kind, asked, [number for there, number in folders if there == kind])
             return folders[kind, asked]
-    return next(iter(folders.values()))
+    complete = (name for name in folders.values() if _is_complete(listing.files(name)))
+    return next(complete, next(iter(folders.values())))
+
+
+def _is_complete(files: Mapping[str, FileEntry]) -> bool:
+    """Whether all of the numbered files of a model are there, for all that their names tell."""
+    found = [match for name in files for kind in (BIN, SAFETENSORS) if (match := kind.numbered.fullmatch(name))]
+    there = Counter((match["stem"], match["count"]) for match in found)
+    return all(int(count) == number for (_, count), number in there.items())
 
 
 def _asked(options: ConvertOptions) -> bool:
