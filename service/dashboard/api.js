@@ -1,8 +1,14 @@
 // Every word with the service: JSON requests, problems as errors, streams of server-sent events, and the token.
 
+import { keepTime } from "./clock.js";
 import { signal } from "./store.js";
 
 const TOKEN = "unshard-token";
+/** Of a stream: the service speaks every 15 seconds, and connections are lost without a word. */
+const SILENCE_MS = 45_000;
+const AWAY = "The service does not answer";
+const LOOK_FIRST = "It is not known whether it did what was asked: look before you try again.";
+const UNASKED = { title: "This service asks for a token", hint: "Sign in to see this." };
 
 /** Whether the service refused the last request for want of a valid token. */
 export const tokenWanted = signal(false);
@@ -25,8 +31,12 @@ export class Problem extends Error {
   }
 }
 
-/** @param {string} token */
-export function signIn(token) {
+/**
+ * Take a token for all that is asked from now on; a `Problem` says that it opens nothing.
+ * @param {string} token
+ */
+export async function signIn(token) {
+  await asked("/v1/tokens/self", {}, token);
   sessionStorage.setItem(TOKEN, token);
   tokenWanted.set(false);
   session.set(session.value + 1);
@@ -46,22 +56,38 @@ export const isSignedIn = () => sessionStorage.getItem(TOKEN) !== null;
  * @returns {Promise<Response>} whose status is one of success
  */
 export async function send(path, how = {}) {
-  const headers = { Accept: how.accept ?? "application/json", ...how.headers };
+  // What was refused once would be refused again, and counted as a guess: nothing is asked before the sign-in.
+  if (tokenWanted.value) throw new Problem(UNASKED, 401);
   const token = sessionStorage.getItem(TOKEN);
+  try {
+    return await asked(path, how, token);
+  } catch (problem) {
+    // A refusal that arrives after a sign-in was of the token before it, or of none.
+    if (problem.status === 401 && token === sessionStorage.getItem(TOKEN)) tokenWanted.set(true);
+    throw problem;
+  }
+}
+
+async function asked(path, how, token) {
+  const headers = { Accept: how.accept ?? "application/json", ...how.headers };
   if (token) headers.Authorization = `Bearer ${token}`;
   if (how.body !== undefined) headers["Content-Type"] = "application/json";
   const body = how.body === undefined ? undefined : JSON.stringify(how.body);
-  let response;
-  try {
-    response = await fetch(path, { method: how.method ?? (body ? "POST" : "GET"), headers, body, signal: how.signal, cache: "no-store" });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Problem({ title: "The service does not answer", hint: "Is it running? The page tries again by itself." }, 0);
-  }
-  // A refusal that arrives after a sign-in was of the token before it, or of none.
-  if (response.status === 401 && token === sessionStorage.getItem(TOKEN)) tokenWanted.set(true);
+  const method = how.method ?? (body ? "POST" : "GET");
+  const response = await answered(method, () => fetch(path, { method, headers, body, signal: how.signal, cache: "no-store" }));
+  keepTime(response);
   if (!response.ok) throw await problemOf(response);
   return response;
+}
+
+/** What the network gives, or a problem in place of its errors. */
+async function answered(method, work) {
+  try {
+    return await work();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem({ title: AWAY, hint: method === "GET" ? "Is it running? The page tries again by itself." : LOOK_FIRST }, 0);
+  }
 }
 
 async function problemOf(response) {
@@ -76,7 +102,7 @@ async function problemOf(response) {
  */
 export async function call(path, how) {
   const response = await send(path, how);
-  return response.status === 204 ? null : response.json();
+  return response.status === 204 ? null : answered(how?.method ?? (how?.body === undefined ? "GET" : "POST"), () => response.json());
 }
 
 /**
@@ -119,16 +145,18 @@ export function query(values) {
  */
 export async function* streamOf(path, { lastId = "", signal: stop } = {}) {
   const headers = lastId ? { "Last-Event-ID": lastId } : {};
-  const response = await send(path, { accept: "text/event-stream", headers, signal: stop });
-  if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
-    throw new Problem({ title: "No stream of events" }, response.status);
-  }
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
+  const own = new AbortController();
+  const signal_ = stop ? AbortSignal.any([stop, own.signal]) : own.signal;
   try {
+    const response = await unlessSilent(send(path, { accept: "text/event-stream", headers, signal: signal_ }));
+    if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
+      throw new Problem({ title: "No stream of events" }, response.status);
+    }
     yield { id: "", type: "open", data: "" };
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let text = "";
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await unlessSilent(reader.read());
       if (done) return;
       const blocks = (text + value).replaceAll("\r\n", "\n").split("\n\n");
       text = blocks.pop();
@@ -138,8 +166,15 @@ export async function* streamOf(path, { lastId = "", signal: stop } = {}) {
       }
     }
   } finally {
-    reader.cancel().catch(() => {});
+    own.abort();
   }
+}
+
+/** What is waited for, or a problem when it takes longer than a stream is ever silent. */
+function unlessSilent(wanted) {
+  let timer = 0;
+  const silence = new Promise((_, give) => { timer = setTimeout(() => give(new Problem({ title: "The stream went silent" }, 0)), SILENCE_MS); });
+  return Promise.race([wanted, silence]).finally(() => clearTimeout(timer));
 }
 
 function parseEvent(block) {
@@ -162,7 +197,7 @@ function parseEvent(block) {
  */
 export async function download(path, name) {
   const response = await send(path);
-  const url = URL.createObjectURL(await response.blob());
+  const url = URL.createObjectURL(await answered("GET", () => response.blob()));
   const link = Object.assign(document.createElement("a"), { href: url, download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);

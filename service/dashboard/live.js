@@ -9,16 +9,17 @@ import { signal } from "./store.js";
 const PATH = "/v1/events";
 const POLL_MS = 2000;
 const RETRY_MS = [500, 1000, 2000, 5000];
+/** A stream that ends sooner was none: the next try comes later, since upon each the page asks for all it shows. */
+const LASTED_MS = 5000;
 const POLLED_JOBS = 100;
 const MOST_SEEN = 2000;
 
-/** "connecting", "live" (stream), "polling" or "offline". */
+/** "connecting", "live" (stream), "polling", "offline", "unknown" before the sign-in, or "refused" where a token may not follow jobs. */
 export const connection = signal("connecting");
 
 const jobListeners = new Set();
 const batchListeners = new Set();
 const gapListeners = new Set();
-const seen = new Map();
 let stopped = null;
 let lastId = "";
 let failures = 0;
@@ -36,7 +37,8 @@ export function onBatch(listener) {
 }
 
 /** Tell the page what is said of a batch. */
-export function tellBatch(batch) {
+export function tellBatch(told) {
+  const batch = newestBatch(told);
   for (const listener of [...batchListeners]) listener(batch);
 }
 
@@ -46,16 +48,38 @@ export function onGap(listener) {
   return () => gapListeners.delete(listener);
 }
 
+/** The newest that is known of each of many things: an answer and the stream may overtake each other. */
+function newestOf() {
+  const seen = new Map();
+  session.watch(() => seen.clear());
+  return (one) => {
+    const known = seen.get(one.id);
+    if (known && Date.parse(known.updated_at) > Date.parse(one.updated_at)) return known;
+    if (seen.size > MOST_SEEN) seen.clear();
+    seen.set(one.id, one);
+    return one;
+  };
+}
+
+/** @type {(job: import("./types.js").Job) => import("./types.js").Job} */
+export const newest = newestOf();
+export const newestBatch = newestOf();
+
 /**
- * The newest that is known of a job: an answer and the stream may overtake each other.
- * @param {import("./types.js").Job} job
+ * Ask for something, and hear what is told meanwhile: the answer may be older than that.
+ * @template A, T
+ * @param {(listener: (one: T) => void) => () => void} listen `onJob` or `onBatch`
+ * @param {() => Promise<A>} ask
+ * @returns {Promise<[A, Map<string, T>]>} the answer, and what was told since the question, by id
  */
-export function newest(job) {
-  const known = seen.get(job.id);
-  if (known && Date.parse(known.updated_at) > Date.parse(job.updated_at)) return known;
-  if (seen.size > MOST_SEEN) seen.clear();
-  seen.set(job.id, job);
-  return job;
+export async function hearing(listen, ask) {
+  const heard = new Map();
+  const stop = listen((one) => heard.set(one.id, one));
+  try {
+    return [await ask(), heard];
+  } finally {
+    stop();
+  }
 }
 
 /** Tell the page what an answer of the service says of a job, without waiting for the stream to say it. */
@@ -88,25 +112,29 @@ function restart() {
 
 async function run(stop) {
   while (!stop.aborted) {
+    const began = Date.now();
+    let waitMs = 0;
     try {
       await readStream(stop);
     } catch (error) {
       if (stop.aborted) return;
-      if (error.status === 404 || error.status === 405) return poll(stop);
-      if (error.status === 401) return connection.set("offline");
+      if ([404, 405].includes(error.status) || error.name === "too-many-streams") return poll(stop);
+      if (error.status === 401) return connection.set("unknown");
+      if (error.status === 403) return connection.set("refused");
+      waitMs = 1000 * (error.document?.retry_after_s ?? 0);
     }
     if (stop.aborted) return;
+    failures = Date.now() - began > LASTED_MS ? 0 : failures + 1;
     if (failures > 0) connection.set("offline");
-    await pause(RETRY_MS[Math.min(failures, RETRY_MS.length - 1)], stop);
-    failures += 1;
+    await pause(Math.max(waitMs, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]), stop);
   }
 }
 
 async function readStream(stop) {
   for await (const event of streamOf(PATH, { lastId, signal: stop })) {
+    if (stop.aborted) return;
     if (event.id) lastId = event.id;
     if (event.type === "open") {
-      failures = 0;
       connection.set("live");
       tellGap();
     } else {

@@ -4,13 +4,12 @@ import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact-s
 import { session } from "./api.js";
 import { Skeleton, Trouble, Voices } from "./components/parts.js";
 import { Shell, TokenQuestion } from "./components/shell.js";
+import { keepFocus } from "./focus.js";
 import { follow } from "./live.js";
 import { keepOverview } from "./overview.js";
 import { pageOf } from "./pages.js";
 import { place, takeLinks } from "./router.js";
 import { useSignal } from "./store.js";
-
-const FOCUS_MS = 5000;
 
 function App() {
   const { path, query } = useSignal(place);
@@ -44,12 +43,8 @@ function useHeadingFocus(path, Page) {
   useEffect(() => {
     if (!Page || first.current === path) return;
     first.current = path;
-    const focus = () => document.querySelector("main h1")?.focus({ preventScroll: true });
-    focus();
-    // What stands for a page while it loads goes away with its heading.
-    const watcher = new MutationObserver(() => { if (document.activeElement === document.body) focus(); });
-    watcher.observe(document.getElementById("main"), { childList: true, subtree: true });
-    setTimeout(() => watcher.disconnect(), FOCUS_MS);
+    // What stands for a page while it loads goes away with its heading: then `keepFocus` finds the next one.
+    document.querySelector("main h1")?.focus({ preventScroll: true });
   }, [path, Page]);
 }
 
@@ -63,3 +58,4 @@ takeLinks((path) => pageOf(path) !== null);
 keepOverview();
 follow();
 render(html`<${App} />`, document.getElementById("app"));
+keepFocus(document.getElementById("main"));

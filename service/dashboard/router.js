@@ -1,6 +1,9 @@
 // The address bar is the state of a view: which page, and in the query what is filtered, opened and looked at.
 
+import { useEffect, useMemo, useRef, useState } from "./vendor/htm-preact-standalone.mjs";
 import { signal } from "./store.js";
+
+const TYPING_MS = 250;
 
 /** @returns {{path: string, query: URLSearchParams}} */
 const here = () => ({ path: location.pathname, query: new URLSearchParams(location.search) });
@@ -15,9 +18,50 @@ export const place = signal(here());
  */
 export function go(url, { replace = false } = {}) {
   const before = location.pathname;
-  history[replace ? "replaceState" : "pushState"](null, "", url);
+  const same = new URL(url, location.href).href === location.href;
+  history[replace || same ? "replaceState" : "pushState"](null, "", url);
   place.set(here());
   if (location.pathname !== before) scrollTo(0, 0);
+}
+
+/**
+ * `go` and `setQuery` for what is done later, such as after an answer: nothing happens once the component is gone, so
+ * that nobody who went elsewhere meanwhile is led away from there.
+ * @returns {{go: typeof go, setQuery: typeof setQuery}}
+ */
+export function usePlace() {
+  const here_ = useRef(true);
+  useEffect(() => () => { here_.current = false; }, []);
+  const whileHere = (move) => (...how) => { if (here_.current) move(...how); };
+  return useMemo(() => ({ go: whileHere(go), setQuery: whileHere(setQuery) }), []);
+}
+
+/**
+ * Values of a form that its address keeps: what is typed goes there after a pause, and what the address says otherwise,
+ * after a link or the browser's way back, comes into the form.
+ * @template V
+ * @param {URLSearchParams} query
+ * @param {(query: URLSearchParams) => V} read
+ * @param {(values: V) => Record<string, string | string[] | null>} spell
+ * @returns {[V, (change: Partial<V>) => void]}
+ */
+export function useAddressed(query, read, spell) {
+  const [values, setValues] = useState(() => read(query));
+  const asked = JSON.stringify(spell(read(query)));
+  const known = useRef(asked);
+  const { setQuery: write } = usePlace();
+  const text = JSON.stringify(spell(values));
+  useEffect(() => {
+    if (text === known.current) return undefined;
+    const timer = setTimeout(() => { known.current = text; write(JSON.parse(text)); }, TYPING_MS);
+    return () => clearTimeout(timer);
+  }, [text]);
+  useEffect(() => {
+    if (asked === known.current) return;
+    known.current = asked;
+    setValues((before) => ({ ...before, ...read(query) }));
+  }, [asked]);
+  return [values, (change) => setValues((before) => ({ ...before, ...change }))];
 }
 
 /**

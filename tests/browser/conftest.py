@@ -112,3 +112,29 @@ def keep_screenshot(page: Page, name: str, *, full: bool = False) -> None:
     folder = Path(os.environ.get("UNSHARD_SCREENSHOTS", ARTIFACTS / "screenshots"))
     folder.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=folder / f"{name}.png", animations="disabled", full_page=full)
+
+
+SOON_MS = 400
+"""After which a page has taken what it was given."""
+
+
+class Held:
+    """Requests that were answered by the service, and whose answers the page does not have yet."""
+
+    def __init__(self, page, pattern, times=1) -> None:
+        self._page = page
+        self._answers = []
+        page.route(pattern, lambda route: self._answers.append((route, route.fetch())), times=times)
+
+    def wait(self) -> None:
+        for _ in range(200):
+            if self._answers:
+                return
+            self._page.wait_for_timeout(25)
+        pytest.fail("the page has not asked")
+
+    def release(self) -> None:
+        for route, answer in self._answers:
+            route.fulfill(response=answer)
+        self._answers = []
+        self._page.wait_for_timeout(SOON_MS)

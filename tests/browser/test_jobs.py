@@ -65,6 +65,7 @@ def test_a_whole_life_is_seen_without_loading_again(service, stage, open_page):
     expect(row.locator(".badge")).to_have_text("Succeeded")
     expect(page.get_by_role("button", name=re.compile("^Succeeded"))).to_contain_text("1")
     assert page.evaluate("() => window.same"), "the page was not loaded again"
+    page.wait_for_function("() => window.said.at(-1)?.endsWith('Succeeded')")
     said = page.evaluate("() => window.said")
     assert said[-1] == "step-1: Succeeded"
     assert not [text for text in said if "%" in text], "progress is not read out"

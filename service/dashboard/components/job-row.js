@@ -3,6 +3,7 @@
 import { Component, html } from "../vendor/htm-preact-standalone.mjs";
 import { baseName, duration, parentOf, percent, rate, share, size } from "../format.js";
 import { act } from "../job-actions.js";
+import { serviceNow } from "../clock.js";
 import { isTerminal, looks, secondsOf } from "../states.js";
 import { amount, Bar, Button, StateBadge, Time } from "./parts.js";
 
@@ -52,7 +53,7 @@ function rateOf(job) {
 
 function leftOf(job) {
   if (job.result) return duration(job.result.seconds);
-  if (isTerminal(job.state)) return duration(secondsOf(job, Date.now()));
+  if (isTerminal(job.state)) return duration(secondsOf(job, serviceNow()));
   const left = job.progress?.eta_s;
   return left === null || left === undefined ? "" : `${duration(left)} left`;
 }

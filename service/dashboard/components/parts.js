@@ -1,31 +1,32 @@
 // Small parts that every page uses.
 
-import { html, useEffect, useState } from "../vendor/htm-preact-standalone.mjs";
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact-standalone.mjs";
 import { Problem } from "../api.js";
+import { serviceNow } from "../clock.js";
 import { ago, exact, percent, size } from "../format.js";
 import { looks } from "../states.js";
 import { announcement, dismiss, notices, notify, signal, useSignal } from "../store.js";
 import { Icon } from "./icons.js";
 
-const tick = signal(Date.now());
-setInterval(() => tick.set(Date.now()), 10_000);
+const tick = signal(0);
+setInterval(() => tick.set(tick.value + 1), 10_000);
 
 /** A moment, told from now; the exact one, with its zone, on hover. @param {{at: string}} props */
 export function Time({ at }) {
-  const now = useSignal(tick);
-  return html`<time datetime=${at} title=${exact(at)}>${ago(Date.parse(at), Math.max(now, Date.now()))}</time>`;
+  useSignal(tick);
+  return html`<time datetime=${at} title=${exact(at)}>${ago(Date.parse(at), serviceNow())}</time>`;
 }
 
 /** A clock for what counts on while it is looked at. @param {boolean} runs */
 export function useNow(runs) {
-  const [now, set] = useState(Date.now());
+  const [now, set] = useState(serviceNow());
   useEffect(() => {
     if (!runs) return undefined;
-    set(Date.now());
-    const timer = setInterval(() => set(Date.now()), 1000);
+    set(serviceNow());
+    const timer = setInterval(() => set(serviceNow()), 1000);
     return () => clearInterval(timer);
   }, [runs]);
-  return runs ? now : Date.now();
+  return runs ? now : serviceNow();
 }
 
 /** @param {{state: string, attempt?: number}} props */
@@ -47,14 +48,26 @@ export function Bar({ value, label, tone = "busy" }) {
 export const amount = (progress) => `${size(progress.bytes_done)} of ${size(progress.bytes_total)}`;
 
 /**
+ * A button that is busy for as long as what it began is under way: a second press does nothing.
  * @param {{label: string, icon?: string, kind?: string, quiet?: boolean, busy?: boolean, disabled?: boolean,
  *   onClick?: () => unknown, children?: unknown, type?: string, title?: string}} props
  */
 export function Button({ label, icon, kind = "plain", quiet = false, busy = false, disabled = false, onClick, children, type = "button", title }) {
+  const [isWorking, setWorking] = useState(false);
+  const works = useRef(false);
+  const isBusy = busy || isWorking;
+  const turn = (working) => { works.current = working; setWorking(working); };
+  const press = (event) => {
+    if (busy || works.current) { event.preventDefault(); return; }
+    const work = onClick?.(event);
+    if (!(work instanceof Promise)) return;
+    turn(true);
+    work.finally(() => turn(false));
+  };
   return html`<button type=${type} class=${`button ${kind}${children ? "" : " only-icon"}`} aria-label=${label}
-      aria-disabled=${busy || disabled ? "true" : undefined} disabled=${disabled} title=${title ?? (quiet || !children ? label : undefined)}
-      onClick=${(event) => { if (busy) event.preventDefault(); else onClick?.(event); }}>
-    ${icon && html`<${Icon} name=${busy ? "spin" : icon} spin=${busy} />`}${children && html`<span>${children}</span>`}
+      aria-disabled=${isBusy || disabled ? "true" : undefined} disabled=${disabled} title=${title ?? (quiet || !children ? label : undefined)}
+      onClick=${press}>
+    ${icon && html`<${Icon} name=${isBusy ? "spin" : icon} spin=${isBusy} />`}${children && html`<span>${children}</span>`}
   </button>`;
 }
 

@@ -1,21 +1,27 @@
 // Which checkpoints, and what becomes of each: what the forms of batches and watches have in common.
 
-import { html, useEffect, useState } from "../vendor/htm-preact-standalone.mjs";
-import { call } from "../api.js";
-import { Skeleton } from "./parts.js";
+import { html } from "../vendor/htm-preact-standalone.mjs";
+import { optionsIn, spelledOptions } from "../pages/new-job/form.js";
+import { Skeleton, Trouble } from "./parts.js";
+import { usePolled } from "./polled.js";
 import { Options } from "../pages/new-job/options.js";
 
 const FIELDS = [["{step}", "the number in its name"], ["{name}", "its name"], ["{path}", "where it lies below the prefix"], ["{flat}", "the same with - for each /"], ["{run}", "the folder that holds it"]];
 
 /** The values of these fields in an address. @param {URLSearchParams} query */
-export const patternOf = (query) => ({ name: query.get("name") ?? "", prefix: query.get("prefix") ?? "", pattern: query.get("pattern") ?? "", destination: query.get("destination") ?? "", options: {} });
+export const patternOf = (query) => ({ name: query.get("name") ?? "", prefix: query.get("prefix") ?? "", pattern: query.get("pattern") ?? "", destination: query.get("destination") ?? "", options: optionsIn(query) });
+
+/** The same as an address has them. */
+export const spelledPattern = ({ name, prefix, pattern, destination, options }) => ({ name, prefix, pattern, destination, options: spelledOptions(options) });
+
+/** What takes them out of it. */
+export const NO_PATTERN = { name: "", prefix: "", pattern: "", destination: "", options: "" };
 
 /**
  * @param {{values: ReturnType<typeof patternOf>, set: (change: object) => void, problem: any}} props
  */
 export function PatternFields({ values, set, problem }) {
-  const [schema, setSchema] = useState(null);
-  useEffect(() => { call("/v1/formats").then((told) => setSchema(told.options), () => {}); }, []);
+  const formats = usePolled("/v1/formats");
   const faults = faultsOf(problem);
   const text = (name) => ({ id: `pattern-${name}`, value: values[name], spellcheck: false, autocomplete: "off", "aria-describedby": `pattern-${name}-hint`, "aria-invalid": faults[name] ? "true" : undefined, onInput: (event) => set({ [name]: event.target.value }) });
   const setOption = (name, value) => {
@@ -30,7 +36,7 @@ export function PatternFields({ values, set, problem }) {
     <div class="field"><label for="pattern-destination">Each becomes</label><input ...${text("destination")} required placeholder="/models/qwen/step-{step}" /><p class="hint" id="pattern-destination-hint">${FIELDS.map(([field, what]) => html`<span class="field-name"><code>${field}</code> ${what}</span> `)}</p>${faults.destination && html`<p class="fault">${faults.destination}</p>`}</div>
     <div class="field"><label for="pattern-name">Name</label><input ...${text("name")} placeholder="to find it again" /><p class="hint" id="pattern-name-hint">For you; it may be left out.</p></div>
     <details class="more-options"><summary>Options of the conversions${Object.keys(values.options).length > 0 && html` <span class="number">${Object.keys(values.options).length} set</span>`}</summary>
-      ${schema ? html`<${Options} schema=${schema} values=${values.options} onChange=${setOption} faults=${faults} />` : html`<${Skeleton} lines=${3} />`}</details>
+      ${formats.data ? html`<${Options} schema=${formats.data.options} values=${values.options} onChange=${setOption} faults=${faults} />` : formats.problem ? html`<${Trouble} problem=${formats.problem} onRetry=${formats.reload} />` : html`<${Skeleton} lines=${3} />`}</details>
   </div>`;
 }
 

@@ -7,9 +7,9 @@ import { overview } from "../overview.js";
 import { PAGES } from "../pages.js";
 import { useSignal } from "../store.js";
 import { Icon } from "./icons.js";
-import { Button } from "./parts.js";
+import { Button, Trouble } from "./parts.js";
 
-const WORDS = { connecting: "Connecting", live: "Live", polling: "Live", offline: "Offline: trying again" };
+const WORDS = { connecting: "Connecting", live: "Live", polling: "Live", offline: "Offline: trying again", unknown: "Not signed in", refused: "Not live: this token may not see jobs" };
 const SCHEME = "unshard-scheme";
 const SCHEMES = [["", "Scheme of the system", "settings"], ["light", "Light scheme", "sun"], ["dark", "Dark scheme", "moon"]];
 
@@ -76,18 +76,25 @@ export function TokenQuestion() {
     if (wanted && !dialog.current.open) dialog.current.showModal();
     if (!wanted && dialog.current.open) dialog.current.close();
   }, [wanted]);
-  const submit = (event) => {
+  const [tried, setTried] = useState({ busy: false, problem: null });
+  const submit = async (event) => {
     event.preventDefault();
-    signIn(field.current.value.trim());
-    field.current.value = "";
+    setTried({ busy: true, problem: null });
+    const problem = await signIn(field.current.value.trim()).then(() => null, (fault) => fault);
+    setTried({ busy: false, problem });
+    if (!problem) field.current.value = "";
+    else field.current.select();
   };
-  return html`<dialog ref=${dialog} class="dialog" aria-labelledby="token-title" onCancel=${(event) => event.preventDefault()}>
+  // A browser lets Escape close it in the end, whatever the page says; without a token nothing is shown behind it.
+  const stay = () => { if (tokenWanted.value) dialog.current.showModal(); };
+  return html`<dialog ref=${dialog} class="dialog" aria-labelledby="token-title" onCancel=${(event) => event.preventDefault()} onClose=${stay}>
     <form onSubmit=${submit}>
       <h2 id="token-title">This service asks for a token</h2>
       <p>${isSignedIn() ? "The token that this tab has is not valid any more." : "Whoever runs the service gives you one."} It is kept in this tab only, until you close it.</p>
       <label for="token">Token</label>
-      <input id="token" ref=${field} type="password" autocomplete="off" required spellcheck=${false} />
-      <div class="actions"><${Button} label="Sign in" type="submit" kind="primary">Sign in<//></div>
+      <input id="token" ref=${field} type="password" autocomplete="off" required spellcheck=${false} pattern="\s*[!-~]+\s*" title="Letters, digits and signs of a keyboard, without spaces" />
+      ${tried.problem && html`<${Trouble} problem=${tried.problem} />`}
+      <div class="actions"><${Button} label="Sign in" type="submit" kind="primary" busy=${tried.busy}>Sign in<//></div>
     </form>
   </dialog>`;
 }

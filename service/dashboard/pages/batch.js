@@ -2,13 +2,13 @@
 
 import { html, useEffect, useState } from "../vendor/htm-preact-standalone.mjs";
 import { call } from "../api.js";
+import { Confirmed } from "../components/confirmed.js";
 import { CountsBar } from "../components/counts-bar.js";
 import { Icon } from "../components/icons.js";
 import { attempt, Button, Copy, Skeleton, StateBadge, Time, Trouble } from "../components/parts.js";
 import { count, number, rate, size } from "../format.js";
-import { tellBatch } from "../live.js";
+import { tellBatch, tellGap } from "../live.js";
 import { go, setQuery } from "../router.js";
-import { looks } from "../states.js";
 import { notify } from "../store.js";
 import { leftOf, titleOf } from "./batches.js";
 import { stateOf, useBatch, useItems } from "./batch/data.js";
@@ -20,44 +20,37 @@ const GROUPS = [["", "All", () => true], ["running", "Running", (state) => ACTIV
   ["failed", "Failed", (state) => state === "failed" || state === "refused"], ["cancelled", "Cancelled", (state) => state === "cancelled"]];
 
 export default function BatchPage({ params, query }) {
-  const { batch, problem, setBatch, reload } = useBatch(params.id);
+  const { batch, problem, reload } = useBatch(params.id);
   const items = useItems(batch?.id);
   useEffect(() => { if (batch) document.title = `${titleOf(batch)} · unshard`; }, [batch?.name, batch?.id]);
-  if (problem) return html`<div class="page"><h1 tabindex="-1">No such batch</h1><${Trouble} problem=${problem} onRetry=${reload} /></div>`;
+  if (problem) return html`<div class="page"><h1 tabindex="-1">${problem.status === 404 ? "No such batch" : "Batch"}</h1><${Trouble} problem=${problem} onRetry=${reload} /></div>`;
   if (!batch) return html`<div class="page"><h1 class="quiet" tabindex="-1">Batch</h1><${Skeleton} lines=${8} label="Loading the batch" /></div>`;
   return html`<div class="page batch-page">
-    <${Head} batch=${batch} setBatch=${setBatch} />
+    <${Head} batch=${batch} />
     <section class="card panel batch-numbers" aria-label="Progress"><${CountsBar} counts=${batch.counts} /><${Numbers} batch=${batch} /></section>
     <section class="card panel" aria-label="Items of the batch">${items ? html`<${Items} items=${items} query=${query} />` : html`<div class="panel-body"><${Skeleton} lines=${4} label="Loading the items" /></div>`}</section>
   </div>`;
 }
 
-function Head({ batch, setBatch }) {
-  const [busy, setBusy] = useState("");
-  const [sure, setSure] = useState(false);
-  const act = async (action) => {
-    setBusy(action);
-    await attempt(async () => {
-      const told = await call(batch.links[action], { method: "POST" });
-      const now = told.batch ?? told;
-      setBatch(now);
-      tellBatch(now);
-      if (told.requeued !== undefined) notify("good", `Queued again: ${count(told.requeued, "job")}${told.not_requeued?.length ? `; ${count(told.not_requeued.length, "job")} could not be, since others have their destinations` : ""}`);
-    });
-    setBusy("");
-  };
+function Head({ batch }) {
+  const act = (action) => attempt(async () => {
+    const told = await call(batch.links[action], { method: "POST" });
+    tellBatch(told.batch ?? told);
+    if (told.requeued !== undefined) notify("good", `Queued again: ${count(told.requeued, "job")}${told.not_requeued?.length ? `; ${count(told.not_requeued.length, "job")} could not be, since others have their destinations` : ""}`);
+  });
   const forget = () => attempt(async () => {
     go("/batches");
     await call(batch.links.self, { method: "DELETE" });
     notify("good", "The batch is forgotten; its jobs and models stay");
+    tellGap();
   });
   const failed = batch.counts.failed;
   return html`<header><nav class="trail" aria-label="Where this is"><a href="/batches">Batches</a><${Icon} name="chevron" /><code>${batch.id}</code><${Copy} text=${batch.id} label="Copy the id" /></nav>
     <div class="head job-head"><div class="what"><h1 tabindex="-1">${titleOf(batch)}</h1><${StateBadge} state=${batch.state} /></div>
-      <div class="actions">${batch.links.retry_failed && failed > 0 && html`<${Button} label=${`Retry ${number(failed)} failed`} icon="retry" kind="primary" busy=${busy === "retry_failed"} onClick=${() => act("retry_failed")}>Retry ${number(failed)} failed<//>`}
-        ${batch.links.cancel && html`<${Button} label="Cancel the batch" icon="close" kind="danger" busy=${busy === "cancel" || batch.state === "cancelling"} onClick=${() => act("cancel")}>Cancel<//>`}
+      <div class="actions">${batch.links.retry_failed && failed > 0 && html`<${Button} label=${`Retry ${number(failed)} failed`} icon="retry" kind="primary" onClick=${() => act("retry_failed")}>Retry ${number(failed)} failed<//>`}
+        ${batch.links.cancel && html`<${Button} label="Cancel the batch" icon="close" kind="danger" busy=${batch.state === "cancelling"} onClick=${() => act("cancel")}>Cancel<//>`}
         <a class="button" href=${`/?batch=${batch.id}`}><${Icon} name="list" /><span>Jobs</span></a>
-        ${batch.ended_at && (sure ? html`<${Button} label="Really forget it?" icon="trash" kind="danger" onClick=${forget}>Really forget it?<//><${Button} label="Keep it" icon="close" kind="ghost" onClick=${() => setSure(false)} />` : html`<${Button} label="Forget this batch" icon="trash" kind="ghost" onClick=${() => setSure(true)} />`)}</div></div>
+        ${batch.ended_at && html`<${Confirmed} label="Forget this batch" ask="Really forget it?" onConfirm=${forget} />`}</div></div>
     <dl class="way">${batch.discover && html`<div><dt>From</dt><dd><code>${batch.discover.prefix}/${batch.discover.pattern}</code></dd></div>`}${batch.template.destination && html`<div><dt>To</dt><dd><code>${batch.template.destination}</code></dd></div>`}</dl></header>`;
 }
 
@@ -73,13 +66,14 @@ function Items({ items, query }) {
   const asTable = query.get("view") === "table";
   const [, , fits] = GROUPS.find(([name]) => name === show) ?? GROUPS[0];
   const shown = items.filter((item) => fits(stateOf(item)));
-  const [chosen, choose] = useState(-1);
-  useEffect(() => { choose(-1); }, [show]);
+  // By its place in the batch: while it is read about, others come and go.
+  const [position, choose] = useState(-1);
+  const chosen = shown.findIndex((item) => item.position === position);
   const counts = GROUPS.map(([, , fits_]) => items.reduce((sum, item) => sum + (fits_(stateOf(item)) ? 1 : 0), 0));
   return html`<div class="panel-head"><div class="chips" role="group" aria-label="Show items by state">${GROUPS.map(([name, label], place) => html`<button key=${name} type="button" class="chip" aria-pressed=${String(show === name)} onClick=${() => setQuery({ show: name })}>${label}<span class="number">${number(counts[place])}</span></button>`)}</div>
       <div class="chips" role="group" aria-label="Show the items as"><button type="button" class="chip" aria-pressed=${String(!asTable)} onClick=${() => setQuery({ view: null })}><${Icon} name="grid" />Grid</button><button type="button" class="chip" aria-pressed=${String(asTable)} onClick=${() => setQuery({ view: "table" })}><${Icon} name="table" />Table</button></div></div>
     ${shown.length === 0 && html`<p class="hint empty">No item is in this state.</p>`}
-    ${shown.length > 0 && (asTable ? html`<${Table} items=${shown} />` : html`<${ItemGrid} items=${shown} chosen=${chosen} onChoose=${choose} /><${ItemFacts} item=${shown[chosen]} />`)}`;
+    ${shown.length > 0 && (asTable ? html`<${Table} items=${shown} />` : html`<${ItemGrid} items=${shown} chosen=${chosen} onChoose=${(place) => choose(shown[place]?.position ?? -1)} /><${ItemFacts} item=${shown[chosen]} />`)}`;
 }
 
 function ItemFacts({ item }) {

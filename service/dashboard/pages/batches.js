@@ -1,12 +1,13 @@
 // Batches: many conversions each, and how far they are.
 
-import { html, useEffect, useState } from "../vendor/htm-preact-standalone.mjs";
-import { call } from "../api.js";
+import { html, useEffect } from "../vendor/htm-preact-standalone.mjs";
+import { query } from "../api.js";
 import { CountsBar } from "../components/counts-bar.js";
 import { Icon } from "../components/icons.js";
+import { useListed } from "../components/listed.js";
 import { attempt, Button, Code, Skeleton, StateBadge, Time, Trouble } from "../components/parts.js";
 import { count, duration, number } from "../format.js";
-import { onBatch, onGap } from "../live.js";
+import { newestBatch, onBatch } from "../live.js";
 import { setQuery } from "../router.js";
 
 const PAGE = 50;
@@ -16,8 +17,8 @@ const COMMAND = `curl -s http://127.0.0.1:8000/v1/batches \\
   -d '{"discover": {"prefix": "/runs/qwen", "pattern": "global_step_*"},
        "template": {"destination": "/models/qwen/step-{step}"}}'`.replace("http://127.0.0.1:8000", location.origin);
 
-export default function Batches({ query }) {
-  const state = query.get("show") ?? "";
+export default function Batches({ query: asked }) {
+  const state = asked.get("show") ?? "";
   const list = useBatches(state);
   useEffect(() => { document.title = "Batches · unshard"; }, []);
   return html`<div class="page">
@@ -27,7 +28,7 @@ export default function Batches({ query }) {
     ${!list.items && !list.problem && html`<${Skeleton} lines=${6} label="Loading the batches" />`}
     ${list.items?.length === 0 && (state ? html`<p class="nothing">No batch is in this state.</p>` : html`<${Nothing} />`)}
     ${list.items?.length > 0 && html`<ul class="card batch-list">${list.items.map((batch) => html`<${Row} key=${batch.id} batch=${batch} />`)}</ul>`}
-    ${list.cursor && html`<div class="more"><${Button} label="Show older batches" icon="chevron" onClick=${() => attempt(list.more)}>Show older batches<//></div>`}
+    ${list.hasMore && html`<div class="more"><${Button} label="Show older batches" icon="chevron" onClick=${() => attempt(list.more)}>Show older batches<//></div>`}
   </div>`;
 }
 
@@ -53,31 +54,4 @@ function Nothing() {
 }
 
 /** The newest batches, kept new by the stream. */
-function useBatches(state) {
-  const [known, setKnown] = useState({ state: null, items: null, cursor: null, problem: null });
-  const path = (cursor) => `/v1/batches?limit=${PAGE}${state ? `&state=${state}` : ""}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`;
-  const load = () => call(path()).then(
-    (page) => setKnown({ state, items: page.items, cursor: page.next_cursor, problem: null }),
-    (problem) => setKnown((before) => (before.items && before.state === state ? before : { state, items: null, cursor: null, problem })),
-  );
-  useEffect(() => {
-    load();
-    const stopBatches = onBatch((batch) => setKnown((before) => {
-      if (!before.items || before.state !== state) return before;
-      const fits = !state || batch.state === state;
-      const others = before.items.filter((one) => one.id !== batch.id);
-      const isKnown = others.length < before.items.length;
-      if (!fits) return { ...before, items: others };
-      if (isKnown) return { ...before, items: before.items.map((one) => (one.id === batch.id ? batch : one)) };
-      return { ...before, items: [batch, ...others].sort((one, other) => (one.id < other.id ? 1 : -1)) };
-    }));
-    const stopGaps = onGap(load);
-    return () => { stopBatches(); stopGaps(); };
-  }, [state]);
-  const more = async () => {
-    const page = await call(path(known.cursor));
-    setKnown((before) => ({ ...before, items: [...before.items, ...page.items], cursor: page.next_cursor }));
-  };
-  const current = known.state === state ? known : { items: null, cursor: null, problem: null };
-  return { ...current, more, reload: load };
-}
+const useBatches = (state) => useListed(`/v1/batches${query({ state })}`, { page: PAGE, newest: newestBatch, listen: onBatch, fits: (batch) => !state || batch.state === state });

@@ -26,7 +26,7 @@ export default function CheckpointPage({ query }) {
   return html`<div class="page checkpoint-page">
     <div class="head"><h1 tabindex="-1">${choice.source ? baseName(choice.source) : "Checkpoint"}</h1>
       ${found.answer && !found.answer.problems.length && html`<a class="button primary" href=${`/new${spelled({ source: choice.source })}`}><${Icon} name="arrow" /><span>Convert</span></a>`}</div>
-    <${Choice} key=${choice.source} choice=${choice} query=${query} busy=${found.busy} reload=${found.reload} />
+    <${Choice} key=${`${choice.source} ${query.get("step") ?? ""}`} choice=${choice} query=${query} busy=${found.busy} reload=${found.reload} />
     ${!choice.source && html`<${Nothing} />`}
     ${found.busy && html`<div class="card panel-body"><${Skeleton} lines=${8} label="Looking into the checkpoint" /></div>`}
     ${found.problem && html`<${Refused} problem=${found.problem} reload=${found.reload} />`}

@@ -1,7 +1,8 @@
 // One job: how far it is, how fast, on what; what went wrong; and everything about it.
 
-import { html, useEffect, useState } from "../vendor/htm-preact-standalone.mjs";
+import { html, useEffect } from "../vendor/htm-preact-standalone.mjs";
 import { call } from "../api.js";
+import { Confirmed } from "../components/confirmed.js";
 import { Icon } from "../components/icons.js";
 import { amount, attempt, Bar, Button, Copy, Skeleton, StateBadge, Trouble, useNow } from "../components/parts.js";
 import { baseName, count, duration, number, percent, rate, share, size } from "../format.js";
@@ -26,7 +27,7 @@ export default function JobPage({ params, query }) {
   const table = useTensors(job, shards);
   const plan = usePlan(job, shards);
   useEffect(() => { if (job) document.title = `${titleOf(job)} · unshard`; }, [job?.state, job?.progress?.bytes_done]);
-  if (problem) return html`<div class="page"><${Trail} /><h1 tabindex="-1">No such job</h1><${Trouble} problem=${problem} onRetry=${reload} /></div>`;
+  if (problem) return html`<div class="page"><${Trail} /><h1 tabindex="-1">${problem.status === 404 ? "No such job" : "Job"}</h1><${Trouble} problem=${problem} onRetry=${reload} /></div>`;
   if (!job) return html`<div class="page"><h1 class="quiet" tabindex="-1">Job</h1><${Skeleton} lines=${10} label="Loading the job" /></div>`;
   const points = historyOf(job, events);
   return html`<div class="page job-page">
@@ -63,7 +64,6 @@ function Head({ job }) {
 }
 
 function Actions({ job }) {
-  const [sure, setSure] = useState(false);
   const remove = () => attempt(async () => {
     go("/"); // first, so that nothing here asks for what is no more
     await call(job.links.self, { method: "DELETE" });
@@ -74,9 +74,7 @@ function Actions({ job }) {
     ${job.links.cancel && html`<${Button} label="Cancel the job" icon="close" kind="danger" busy=${job.state === "cancelling"} onClick=${() => act(job, "cancel")}>Cancel<//>`}
     ${job.state === "cancelled" && html`<${Button} label="Retry the job" icon="retry" kind="primary" onClick=${() => act(job, "retry")}>Retry<//>`}
     ${job.state === "succeeded" && html`<a class="button" href=${againUrl(job)}><${Icon} name="retry" /><span>Convert again</span></a>`}
-    ${isTerminal(job.state) && (sure
-      ? html`<${Button} label="Really forget this job" icon="trash" kind="danger" onClick=${remove}>Really forget it?<//><${Button} label="Keep it" icon="close" kind="ghost" onClick=${() => setSure(false)} />`
-      : html`<${Button} label="Forget this job" icon="trash" kind="ghost" onClick=${() => setSure(true)} />`)}
+    ${isTerminal(job.state) && html`<${Confirmed} label="Forget this job" ask="Really forget it?" askLabel="Really forget this job" onConfirm=${remove} />`}
   </div>`;
 }
 

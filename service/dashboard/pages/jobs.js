@@ -8,7 +8,7 @@ import { Welcome } from "../components/welcome.js";
 import { count, number } from "../format.js";
 import { actOnAll } from "../job-actions.js";
 import { jobsInAll, overview } from "../overview.js";
-import { setQuery } from "../router.js";
+import { setQuery, usePlace } from "../router.js";
 import { GROUPS } from "../states.js";
 import { useSignal } from "../store.js";
 import { filterOf, isOpen, useJobs } from "./jobs-data.js";
@@ -23,14 +23,14 @@ export default function Jobs({ query }) {
   const told = useSignal(overview);
   const list = useJobs(filter);
   useEffect(() => { document.title = titleOf(told); }, [told]);
-  const isNew = isOpen(filter) && list.jobs?.length === 0 && (told === null || jobsInAll(told) === 0);
+  const isNew = isOpen(filter) && list.items?.length === 0 && (told === null || jobsInAll(told) === 0);
   if (isNew) return html`<div class="page"><${Welcome} demo=${told?.demo} /></div>`;
   return html`<div class="page jobs-page">
     <div class="head"><h1 tabindex="-1">Jobs</h1><a class="button primary" href="/new"><${Icon} name="plus" /><span>New job</span></a></div>
     <${Filters} filter=${filter} counts=${told?.jobs} />
     ${list.problem && html`<${Trouble} problem=${list.problem} onRetry=${list.reload} />`}
-    ${!list.jobs && !list.problem && html`<${Skeleton} lines=${8} label="Loading the jobs" />`}
-    ${list.jobs && html`<${List} list=${list} filter=${filter} />`}
+    ${!list.items && !list.problem && html`<${Skeleton} lines=${8} label="Loading the jobs" />`}
+    ${list.items && html`<${List} list=${list} />`}
   </div>`;
 }
 
@@ -61,6 +61,9 @@ function Filters({ filter, counts }) {
 function Search({ text }) {
   const timer = useRef(0);
   const field = useRef(null);
+  const { setQuery: search } = usePlace();
+  // What was searched for may also be changed by a link, a button or the way back; what is being typed goes first.
+  useEffect(() => { if (!timer.current && field.current.value.trim() !== text) field.current.value = text; }, [text]);
   useEffect(() => {
     const slash = (event) => {
       if (event.key !== "/" || event.target.closest("input, textarea, select, dialog")) return;
@@ -73,17 +76,19 @@ function Search({ text }) {
   const type = (event) => {
     const wanted = event.target.value.trim();
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => setQuery({ search: wanted }), SEARCH_WAIT_MS);
+    timer.current = setTimeout(() => { timer.current = 0; search({ search: wanted }); }, SEARCH_WAIT_MS);
   };
   return html`<label class="search"><${Icon} name="search" /><span class="quiet">Search in paths and ids</span>
     <input ref=${field} type="search" placeholder="Search paths and ids" defaultValue=${text} onInput=${type} spellcheck=${false} /><kbd aria-hidden="true">/</kbd></label>`;
 }
 
-function List({ list, filter }) {
-  const { chosen, choose, chooseAll, clear } = useChoice(list.jobs);
-  const addLabel = useCallback((label) => setQuery({ label: [...new Set([...filter.labels, label])] }, { push: true }), [filter.labels.join()]);
-  if (!list.jobs.length) return html`<${Nothing} />`;
-  const all = chosen.size === list.jobs.length;
+/** Narrow the list by one more label, whichever the address has by then: rows are not drawn again for it. */
+const addLabel = (label) => setQuery({ label: [...new Set([...filterOf(new URLSearchParams(location.search)).labels, label])] }, { push: true });
+
+function List({ list }) {
+  const { chosen, choose, chooseAll, clear } = useChoice(list.items);
+  if (!list.items.length) return html`<${Nothing} />`;
+  const all = chosen.size === list.items.length;
   return html`
     <div class="card"><table role="table" class="jobs">
       <caption class="quiet">Jobs, newest first</caption>
@@ -92,10 +97,10 @@ function List({ list, filter }) {
         ${COLUMNS.map(([name, label]) => html`<th role="columnheader" class=${name} scope="col">${label}</th>`)}
         <th role="columnheader" class="act"><span class="quiet">Action</span></th>
       </tr></thead>
-      <tbody role="rowgroup">${list.jobs.map((job) => html`<${JobRow} key=${job.id} job=${job} chosen=${chosen.has(job.id)} onChoose=${choose} onLabel=${addLabel} />`)}</tbody>
+      <tbody role="rowgroup">${list.items.map((job) => html`<${JobRow} key=${job.id} job=${job} chosen=${chosen.has(job.id)} onChoose=${choose} onLabel=${addLabel} />`)}</tbody>
     </table></div>
-    ${list.hasMore && html`<${More} more=${list.more} />`}
-    ${chosen.size > 0 && html`<${Bulk} jobs=${list.jobs.filter((job) => chosen.has(job.id))} clear=${clear} />`}`;
+    ${list.hasMore && html`<div class="more"><${Button} label="Show older jobs" icon="chevron" onClick=${() => attempt(list.more)}>Show older jobs<//></div>`}
+    ${chosen.size > 0 && html`<${Bulk} jobs=${list.items.filter((job) => chosen.has(job.id))} clear=${clear} />`}`;
 }
 
 /** Which rows are marked; what left the list is marked no more. Shift marks all from the last one on. */
@@ -125,18 +130,11 @@ function useChoice(jobs) {
   };
 }
 
-function More({ more }) {
-  const [busy, setBusy] = useState(false);
-  const load = async () => { setBusy(true); await attempt(more); setBusy(false); };
-  return html`<div class="more"><${Button} label="Show older jobs" icon="chevron" busy=${busy} onClick=${load}>Show older jobs<//></div>`;
-}
-
 function Bulk({ jobs, clear }) {
-  const [busy, setBusy] = useState("");
   const able = (action) => jobs.filter((job) => job.links[action] && job.state !== "cancelling");
-  const run = async (action) => { setBusy(action); await actOnAll(able(action), action); setBusy(""); clear(); };
-  const button = (action, icon, word) => able(action).length > 0 && html`<${Button} label=${`${word} ${count(able(action).length, "job")}`} icon=${icon}
-    busy=${busy === action} onClick=${() => run(action)}>${word} ${number(able(action).length)}<//>`;
+  const run = async (action) => { await actOnAll(able(action), action); clear(); };
+  const button = (action, icon, word) => able(action).length > 0 && html`<${Button} key=${action} label=${`${word} ${count(able(action).length, "job")}`} icon=${icon}
+    onClick=${() => run(action)}>${word} ${number(able(action).length)}<//>`;
   return html`<div class="bulk" role="region" aria-label="Selected jobs">
     <span>${number(jobs.length)} selected</span>${button("cancel", "close", "Cancel")}${button("retry", "retry", "Retry")}
     <${Button} label="Select none" kind="ghost" icon="close" onClick=${clear} />

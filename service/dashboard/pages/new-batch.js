@@ -1,37 +1,31 @@
 // The form for a new batch: a pattern, what each becomes, and what would be done before anything is.
 
-import { html, useEffect, useState } from "../vendor/htm-preact-standalone.mjs";
+import { html, useEffect } from "../vendor/htm-preact-standalone.mjs";
 import { call } from "../api.js";
 import { Icon } from "../components/icons.js";
+import { useAsked } from "../components/asked.js";
 import { Button, Skeleton, Trouble } from "../components/parts.js";
-import { PatternFields, patternOf } from "../components/pattern-form.js";
+import { PatternFields, patternOf, spelledPattern } from "../components/pattern-form.js";
 import { count, number } from "../format.js";
-import { go, setQuery } from "../router.js";
+import { useAddressed, usePlace } from "../router.js";
 import { notify } from "../store.js";
 
 const MOST_SHOWN = 100;
 
 export default function NewBatch({ query }) {
-  const [values, setValues] = useState(() => ({ ...patternOf(query), max_running: "", on_item_error: "continue" }));
-  const [asked, setAsked] = useState({ kind: "", busy: false, answer: null, problem: null });
-  const set = (change) => { setValues((before) => ({ ...before, ...change })); setAsked((before) => ({ ...before, answer: null })); };
+  const [values, set] = useAddressed(query, batchOf, spelledBatch);
+  const { go: lead } = usePlace();
   useEffect(() => { document.title = "New batch · unshard"; }, []);
-  useEffect(() => {
-    const timer = setTimeout(() => setQuery({ name: values.name, prefix: values.prefix, pattern: values.pattern, destination: values.destination }), 250);
-    return () => clearTimeout(timer);
-  }, [values]);
   const body = { name: values.name, discover: { prefix: values.prefix.trim(), pattern: values.pattern.trim() }, template: { destination: values.destination.trim(), options: values.options }, on_item_error: values.on_item_error, ...(values.max_running ? { max_running: Number(values.max_running) } : {}) };
-  const ask = async (kind) => {
-    setAsked({ kind, busy: true, answer: null, problem: null });
-    try {
-      const answer = await call(kind === "preview" ? "/v1/batches?dry_run=true" : "/v1/batches", { body });
-      if (kind === "preview") setAsked({ kind, busy: false, answer, problem: null });
-      else { notify("good", `The batch has ${count(answer.counts.total, "job")}`); go(`/batches/${answer.id}`); }
-    } catch (problem) {
-      setAsked({ kind, busy: false, answer: null, problem });
-    }
+  const [asked, ask] = useAsked(JSON.stringify(body));
+  const seen = asked.kind === "preview" ? asked.answer : null;
+  const make = async () => {
+    const made = await ask("make", (key) => call("/v1/batches", { body, headers: { "Idempotency-Key": key } }));
+    if (!made) return;
+    notify("good", `The batch has ${count(made.counts.total, "job")}`);
+    lead(`/batches/${made.id}`);
   };
-  const submit = (event) => { event.preventDefault(); ask("preview"); };
+  const submit = (event) => { event.preventDefault(); ask("preview", () => call("/v1/batches?dry_run=true", { body })); };
   return html`<div class="page new-job">
     <div class="head"><h1 tabindex="-1">New batch</h1></div>
     <form class="card form-card" onSubmit=${submit}>
@@ -40,15 +34,18 @@ export default function NewBatch({ query }) {
         <div class="field"><label for="on-error">If one cannot be done</label><select id="on-error" value=${values.on_item_error} onChange=${(event) => set({ on_item_error: event.target.value })}><option value="continue">the others go on</option><option value="fail">do none, and cancel the rest</option></select></div></div>
       ${asked.problem && html`<${Trouble} problem=${asked.problem} />`}
       ${asked.busy && html`<${Skeleton} lines=${3} label="Looking for checkpoints" />`}
-      ${asked.answer && html`<${Preview} told=${asked.answer} />`}
-      <div class="actions"><${Button} label=${asked.answer ? "Look again" : "Show what would be done"} kind=${asked.answer ? "plain" : "primary"} icon="search" busy=${asked.busy && asked.kind === "preview"} type="submit">${asked.answer ? "Look again" : "Show what would be done"}<//>
-        <${Button} label=${`Convert ${asked.answer ? number(asked.answer.total - asked.answer.refused) : ""}`.trim()} kind=${asked.answer ? "primary" : "plain"} icon="arrow" busy=${asked.busy && asked.kind === "make"} disabled=${!asked.answer} onClick=${() => ask("make")}>Convert ${asked.answer ? number(asked.answer.total - asked.answer.refused) : ""}<//></div>
+      ${seen && html`<${Preview} told=${seen} />`}
+      <div class="actions"><${Button} label=${seen ? "Look again" : "Show what would be done"} kind=${seen ? "plain" : "primary"} icon="search" busy=${asked.busy && asked.kind === "preview"} type="submit">${seen ? "Look again" : "Show what would be done"}<//>
+        <${Button} label=${`Convert ${seen ? number(seen.total - seen.refused) : ""}`.trim()} kind=${seen ? "primary" : "plain"} icon="arrow" busy=${asked.busy && asked.kind === "make"} disabled=${!seen && asked.kind !== "make"} onClick=${make}>Convert ${seen ? number(seen.total - seen.refused) : ""}<//></div>
     </form></div>`;
 }
 
+const batchOf = (query) => ({ ...patternOf(query), max_running: query.get("at_once") ?? "", on_item_error: query.get("on_error") === "fail" ? "fail" : "continue" });
+const spelledBatch = (values) => ({ ...spelledPattern(values), at_once: values.max_running, on_error: values.on_item_error === "fail" ? "fail" : "" });
+
 function Preview({ told }) {
   const word = (item) => (item.error ? "refused" : item.done ? "already there" : item.done === null ? "not known" : "to be converted");
-  return html`<section class="preview" aria-label="What would be done" role="status"><p class="verdict"><${Icon} name="check" /><b>${count(told.total, "checkpoint")} found</b><span class="hint">${number(told.done)} there already${told.refused ? `, ${number(told.refused)} cannot be done` : ""}${told.unknown ? `, ${number(told.unknown)} not looked at in time` : ""}</span></p>
+  return html`<section class="preview" aria-label="What would be done"><p class="verdict" role="status"><${Icon} name="check" /><b>${count(told.total, "checkpoint")} found</b><span class="hint">${number(told.done)} there already${told.refused ? `, ${number(told.refused)} cannot be done` : ""}${told.unknown ? `, ${number(told.unknown)} not looked at in time` : ""}</span></p>
     <div class="scroll" tabindex="0" role="region" aria-label="Checkpoints"><table class="rows-table"><thead><tr><th scope="col">Checkpoint</th><th scope="col">Becomes</th><th scope="col">State</th></tr></thead>
     <tbody>${told.items.slice(0, MOST_SHOWN).map((item) => html`<tr><td class="wraps"><code>${item.source}</code>${item.error && html`<div class="bad-text">${item.error.message}</div>`}</td><td class="wraps"><code>${item.destination}</code></td><td class="nowrap">${word(item)}</td></tr>`)}</tbody></table></div>
     ${told.items.length > MOST_SHOWN && html`<p class="hint">and ${number(told.items.length - MOST_SHOWN)} more</p>`}</section>`;

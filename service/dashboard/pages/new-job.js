@@ -43,12 +43,12 @@ function SourceStep({ form }) {
         ${told?.demo && !values.source && html` <button type="button" class="as-link" onClick=${() => form.set(told.demo)}>Take the demo checkpoint</button>`}</p></form>
     ${found.busy && html`<${Skeleton} lines=${3} label="Looking into the checkpoint" />`}
     ${found.problem && html`<${Trouble} problem=${found.problem} />`}
-    ${found.answer && html`<${Found} found=${found.answer} formats=${form.schema?.read} />`}
+    ${found.answer && html`<${Found} found=${found.answer} formats=${form.formats.data?.read} />`}
   <//>`;
 }
 
 function TargetStep({ form }) {
-  const { values, schema } = form;
+  const { values, formats } = form;
   const setOption = (name, value) => {
     const options = { ...values.options };
     if (value === undefined) delete options[name];
@@ -60,7 +60,7 @@ function TargetStep({ form }) {
     <input id="destination" spellcheck=${false} autocomplete="off" value=${values.destination} placeholder=${proposed(values.source) || "/models/qwen-120 or s3://bucket/models/qwen-120"}
       aria-describedby="destination-hint" onInput=${(event) => form.set({ destination: event.target.value.trim() })} />
     <p class="hint" id="destination-hint">A folder or URL that is not there yet, or is empty. Nobody sees the model there before it is whole.</p>
-    ${schema ? html`<${Options} schema=${schema.options} values=${values.options} onChange=${setOption} faults=${faultsOf(form.plan, form.found, form.sent)} />` : html`<${Skeleton} lines=${4} label="Loading the options" />`}
+    ${formats.data ? html`<${Options} schema=${formats.data.options} values=${values.options} onChange=${setOption} faults=${faultsOf(form.plan, form.found, form.sent)} />` : formats.problem ? html`<${Trouble} problem=${formats.problem} onRetry=${formats.reload} />` : html`<${Skeleton} lines=${4} label="Loading the options" />`}
     <${Labels} labels=${values.labels} onChange=${(labels) => form.set({ labels })} />
   <//>`;
 }

@@ -1,13 +1,16 @@
 // Watches: prefixes that are looked at regularly, what each saw there, and why something waits.
 
-import { html, useEffect, useState } from "../vendor/htm-preact-standalone.mjs";
+import { html, useEffect } from "../vendor/htm-preact-standalone.mjs";
 import { call } from "../api.js";
 import { Icon } from "../components/icons.js";
+import { useAsked } from "../components/asked.js";
+import { Confirmed } from "../components/confirmed.js";
+import { useListed } from "../components/listed.js";
 import { attempt, Button, Code, Skeleton, StateBadge, Time, Trouble } from "../components/parts.js";
-import { PatternFields, patternOf } from "../components/pattern-form.js";
+import { NO_PATTERN, PatternFields, patternOf, spelledPattern } from "../components/pattern-form.js";
 import { usePolled } from "../components/polled.js";
 import { baseName, count, duration, number } from "../format.js";
-import { setQuery } from "../router.js";
+import { setQuery, useAddressed, usePlace } from "../router.js";
 import { looks } from "../states.js";
 import { notify } from "../store.js";
 
@@ -21,11 +24,11 @@ const COMMAND = `curl -s ${location.origin}/v1/watches \\
        "template": {"destination": "/models/qwen/step-{step}"}}'`;
 
 export default function Watches({ query }) {
-  const list = usePolled("/v1/watches?limit=200", POLL_MS);
+  const list = useListed("/v1/watches", { everyMs: POLL_MS });
   const isNew = query.get("new") === "1";
   const open = query.get("watch") ?? "";
   useEffect(() => { document.title = "Watches · unshard"; }, []);
-  const items = list.data?.items;
+  const { items } = list;
   return html`<div class="page stack">
     <div class="head"><h1 tabindex="-1">Watches</h1>${!isNew && html`<${Button} label="New watch" icon="plus" kind="primary" onClick=${() => setQuery({ new: "1" }, { push: true })}>New watch<//>`}</div>
     ${isNew && html`<${NewWatch} query=${query} reload=${list.reload} />`}
@@ -35,23 +38,22 @@ export default function Watches({ query }) {
       <p>A watch looks at a folder or bucket regularly. What appears there becomes a job once it is complete and its files are at rest.</p>
       <${Button} label="Make a watch" icon="plus" kind="primary" onClick=${() => setQuery({ new: "1" }, { push: true })}>Make a watch<//><p class="hint">Or from a shell</p><${Code} text=${COMMAND} label="command" /></section>`}
     ${items?.map((watch) => html`<${Watch} key=${watch.id} watch=${watch} isOpen=${open === watch.id || (items.length === 1 && open !== "none")} reload=${list.reload} />`)}
+    ${list.hasMore && html`<div class="more"><${Button} label="Show older watches" icon="chevron" onClick=${() => attempt(list.more)}>Show older watches<//></div>`}
   </div>`;
 }
 
 function Watch({ watch, isOpen, reload }) {
   const title = watch.name || baseName(watch.prefix);
-  const [sure, setSure] = useState(false);
-  const [busy, setBusy] = useState("");
-  const act = async (name, work) => { setBusy(name); await attempt(async () => { await work(); await reload(); }); setBusy(""); };
-  const look = () => act("look", async () => { await call(watch.links.look, { method: "POST" }); await new Promise((resolve) => { setTimeout(resolve, LOOKED_MS); }); });
-  const turn = (state) => act("turn", () => call(watch.links.self, { method: "PATCH", body: { state } }));
-  const remove = () => act("remove", async () => { await call(watch.links.self, { method: "DELETE" }); notify("good", "The watch is gone; what became jobs goes on"); });
+  const act = (work) => attempt(async () => { await work(); await reload(); });
+  const look = () => act(async () => { await call(watch.links.look, { method: "POST" }); await new Promise((resolve) => { setTimeout(resolve, LOOKED_MS); }); });
+  const turn = (state) => act(() => call(watch.links.self, { method: "PATCH", body: { state } }));
+  const remove = () => act(async () => { await call(watch.links.self, { method: "DELETE" }); notify("good", "The watch is gone; what became jobs goes on"); });
   const { counts } = watch;
   return html`<article class="card panel watch" aria-label=${title}>
     <div class="watch-head"><div class="who"><h2>${title}</h2><${StateBadge} state=${watch.state} /></div>
-      <div class="actions">${watch.links.look && html`<${Button} label=${`Look now at ${title}`} icon="search" busy=${busy === "look"} onClick=${look}>Look now<//>`}
-        ${watch.state === "active" ? html`<${Button} label=${`Pause ${title}`} icon="pause" busy=${busy === "turn"} onClick=${() => turn("paused")}>Pause<//>` : html`<${Button} label=${`Resume ${title}`} icon="play" kind="primary" busy=${busy === "turn"} onClick=${() => turn("active")}>Resume<//>`}
-        ${sure ? html`<${Button} label="Really end it?" icon="trash" kind="danger" busy=${busy === "remove"} onClick=${remove}>Really end it?<//><${Button} label="Keep it" icon="close" kind="ghost" onClick=${() => setSure(false)} />` : html`<${Button} label=${`End the watch ${title}`} icon="trash" kind="ghost" onClick=${() => setSure(true)} />`}</div></div>
+      <div class="actions">${watch.links.look && html`<${Button} label=${`Look now at ${title}`} icon="search" onClick=${look}>Look now<//>`}
+        ${watch.state === "active" ? html`<${Button} label=${`Pause ${title}`} icon="pause" onClick=${() => turn("paused")}>Pause<//>` : html`<${Button} label=${`Resume ${title}`} icon="play" kind="primary" onClick=${() => turn("active")}>Resume<//>`}
+        <${Confirmed} label=${`End the watch ${title}`} ask="Really end it?" onConfirm=${remove} /></div></div>
     <p class="where-line watch-where"><code>${watch.prefix}/${watch.pattern}</code> → <code>${watch.template.destination}</code></p>
     ${watch.error && html`<div class="watch-error"><${Icon} name="warn" /><div><p>${watch.error.message}</p><p class="hint">${watch.error.hint}</p></div></div>`}
     <dl class="tiles watch-tiles"><div><dt>Waiting</dt><dd>${number(counts.waiting)}</dd></div><div><dt>Became jobs</dt><dd>${number(counts.submitted)}</dd></div><div><dt>Refused</dt><dd>${number(counts.refused)}</dd></div>
@@ -64,8 +66,7 @@ function Watch({ watch, isOpen, reload }) {
 
 /** The folders that a watch saw: what became of each, or what it waits for. */
 function Seen({ watch }) {
-  const { data, problem, reload } = usePolled(`/v1/watches/${watch.id}/items?limit=${ITEMS}`, POLL_MS);
-  useEffect(() => { reload(); }, [watch.last_look_at, watch.counts.submitted]);
+  const { data, problem, reload } = usePolled(`/v1/watches/${watch.id}/items?limit=${ITEMS}`, POLL_MS, `${watch.last_look_at} ${watch.counts.submitted}`);
   if (problem) return html`<div class="panel-body"><${Trouble} problem=${problem} onRetry=${reload} /></div>`;
   if (!data) return html`<div class="panel-body"><${Skeleton} lines=${3} /></div>`;
   if (!data.items.length) return html`<p class="hint empty">Nothing that fits the pattern was there at the last look.</p>`;
@@ -78,26 +79,24 @@ function Seen({ watch }) {
 }
 
 function NewWatch({ query, reload }) {
-  const [values, setValues] = useState(() => ({ ...patternOf(query), interval_s: String(DEFAULT_INTERVAL_S) }));
-  const [asked, setAsked] = useState({ busy: false, problem: null });
-  const set = (change) => setValues((before) => ({ ...before, ...change }));
-  const close = () => setQuery({ new: "", name: "", prefix: "", pattern: "", destination: "" });
+  const [values, set] = useAddressed(query, watchOf, spelledWatch);
+  const { setQuery: lead } = usePlace();
+  const body = { name: values.name, prefix: values.prefix.trim(), pattern: values.pattern.trim(), interval_s: Number(values.interval_s) || DEFAULT_INTERVAL_S, template: { destination: values.destination.trim(), options: values.options } };
+  const [asked, ask] = useAsked(JSON.stringify(body));
+  const closed = { new: "", ...NO_PATTERN, interval: "" };
   const submit = async (event) => {
     event.preventDefault();
-    setAsked({ busy: true, problem: null });
-    try {
-      const body = { name: values.name, prefix: values.prefix.trim(), pattern: values.pattern.trim(), interval_s: Number(values.interval_s) || DEFAULT_INTERVAL_S, template: { destination: values.destination.trim(), options: values.options } };
-      const made = await call("/v1/watches", { body });
-      notify("good", "The watch looks for the first time now");
-      close();
-      setQuery({ watch: made.id });
-      await reload();
-    } catch (problem) {
-      setAsked({ busy: false, problem });
-    }
+    const made = await ask("make", (key) => call("/v1/watches", { body, headers: { "Idempotency-Key": key } }));
+    if (!made) return;
+    notify("good", "The watch looks for the first time now");
+    lead({ ...closed, watch: made.id });
+    await reload();
   };
   return html`<form class="card form-card" onSubmit=${submit} aria-label="New watch"><${PatternFields} values=${values} set=${set} problem=${asked.problem} />
     <div class="pair-fields"><div class="field"><label for="interval">Look every … seconds</label><input id="interval" type="number" min="1" step="any" required value=${values.interval_s} onInput=${(event) => set({ interval_s: event.target.value })} /></div></div>
     ${asked.problem && html`<${Trouble} problem=${asked.problem} />`}
-    <div class="actions"><${Button} label="Make the watch" type="submit" kind="primary" icon="eye" busy=${asked.busy}>Watch<//><${Button} label="Close the form" kind="ghost" icon="close" onClick=${close}>Close<//></div></form>`;
+    <div class="actions"><${Button} label="Make the watch" type="submit" kind="primary" icon="eye" busy=${asked.busy}>Watch<//><${Button} label="Close the form" kind="ghost" icon="close" onClick=${() => lead(closed)}>Close<//></div></form>`;
 }
+
+const watchOf = (query) => ({ ...patternOf(query), interval_s: query.get("interval") ?? String(DEFAULT_INTERVAL_S) });
+const spelledWatch = (values) => ({ ...spelledPattern(values), interval: values.interval_s === String(DEFAULT_INTERVAL_S) ? "" : values.interval_s });

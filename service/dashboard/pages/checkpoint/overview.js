@@ -1,9 +1,9 @@
 // What a checkpoint is, in a card; its files; and what is wrong with it.
 
-import { html, useEffect, useState } from "../../vendor/htm-preact-standalone.mjs";
-import { call } from "../../api.js";
+import { html, useState } from "../../vendor/htm-preact-standalone.mjs";
 import { Icon } from "../../components/icons.js";
 import { Copy } from "../../components/parts.js";
+import { usePolled } from "../../components/polled.js";
 import { count, number, percent, size } from "../../format.js";
 
 const MOST_FILES = 200;
@@ -28,9 +28,8 @@ export function Overview({ found, tree }) {
 
 /** What formats are called, by their names. */
 function useTitles() {
-  const [titles, setTitles] = useState({});
-  useEffect(() => { call("/v1/formats").then(({ read }) => setTitles(Object.fromEntries(read.map((known) => [known.name, known.title]))), () => {}); }, []);
-  return titles;
+  const { data } = usePolled("/v1/formats");
+  return Object.fromEntries((data?.read ?? []).map((known) => [known.name, known.title]));
 }
 
 /** Types by their bytes. */

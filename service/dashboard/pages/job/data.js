@@ -2,8 +2,11 @@
 
 import { useEffect, useMemo, useRef, useState } from "../../vendor/htm-preact-standalone.mjs";
 import { call, pagesOf } from "../../api.js";
-import { connection, newest, onGap, onJob } from "../../live.js";
+import { useAgain, usePolled } from "../../components/polled.js";
+import { connection, newest, onJob } from "../../live.js";
 import { isTerminal } from "../../states.js";
+import { useSignal } from "../../store.js";
+import { pause, useTurns } from "../../turns.js";
 import { tensorTable } from "./tensors.js";
 
 const POLL_MS = 2000;
@@ -23,14 +26,9 @@ export function useJob(id) {
     (job) => setState({ job: newest(job), problem: null }),
     (problem) => setState((known) => (known.job && problem.status !== 404 ? known : { job: null, problem })),
   ), [id]);
-  useEffect(() => {
-    load();
-    const stopJobs = onJob((job) => { if (job.id === id) setState({ job, problem: null }); });
-    const stopGaps = onGap(load);
-    // The list that stands in for a stream has the newest jobs only.
-    const timer = setInterval(() => { if (connection.value === "polling" && !document.hidden) load(); }, POLL_MS);
-    return () => { stopJobs(); stopGaps(); clearInterval(timer); };
-  }, [load]);
+  useEffect(() => onJob((job) => { if (job.id === id) setState({ job, problem: null }); }), [id]);
+  // The list that stands in for a stream has the newest jobs only.
+  useAgain(load, useSignal(connection) === "polling" ? POLL_MS : 0);
   return { ...state, reload: load };
 }
 
@@ -41,27 +39,16 @@ export function useJob(id) {
  */
 export function useEvents(job) {
   const [events, setEvents] = useState(null);
-  const known = useRef({ after: 0, busy: false, again: false, gone: false });
-  const load = async () => {
-    const now = known.current;
-    if (now.busy) { now.again = true; return; }
-    now.busy = true;
-    try {
-      for (let full = true; full && !now.gone; ) {
-        const page = await call(`/v1/jobs/${job.id}/events?after=${now.after}`);
-        now.after = page.next_after;
-        full = page.items.length === EVENT_PAGE;
-        setEvents((before) => [...(before ?? []), ...page.items]);
-      }
-      await new Promise((resolve) => setTimeout(resolve, EVENTS_WAIT_MS));
-    } catch {
-      // The next change of the job asks again.
+  const after = useRef(0);
+  useTurns(job?.id, `${job?.updated_at} ${job?.state}`, async (stop) => {
+    for (let full = true; full; ) {
+      const page = await call(`/v1/jobs/${job.id}/events?after=${after.current}`, { signal: stop });
+      after.current = page.next_after;
+      full = page.items.length === EVENT_PAGE;
+      setEvents((before) => [...(before ?? []), ...page.items]);
     }
-    now.busy = false;
-    if (now.again && !now.gone) { now.again = false; load(); }
-  };
-  useEffect(() => { if (job) load(); }, [job?.updated_at, job?.state]);
-  useEffect(() => () => { known.current.gone = true; }, []);
+    await pause(EVENTS_WAIT_MS, stop);
+  });
   return events;
 }
 
@@ -72,69 +59,46 @@ export function useEvents(job) {
  */
 export function useShards(job) {
   const [shards, setShards] = useState(null);
-  const id = job?.id;
   const version = job ? `${job.state} ${job.progress?.files_done} ${job.state_times.running}` : "";
-  const asked = useRef({ at: 0, number: 0 });
-  const ask = async () => {
-    const number = ++asked.current.number;
-    asked.current.at = Date.now();
+  useTurns(job?.id, version, async (stop) => {
     const found = [];
-    try {
-      for await (const items of pagesOf(`/v1/jobs/${id}/shards`)) {
-        found.push(...items);
-        if (number !== asked.current.number) return;
-      }
-      setShards(found);
-    } catch {
-      // Asked again with the next change, or when the connection is back.
-    }
-  };
-  // Not at once and not put off by the next change: a large job finishes files all the time.
-  useEffect(() => {
-    if (!id) return undefined;
-    const timer = setTimeout(ask, Math.max(0, asked.current.at + SHARDS_WAIT_MS - Date.now()));
-    return () => clearTimeout(timer);
-  }, [id, version]);
-  useEffect(() => () => { asked.current.number += 1; }, []);
+    for await (const items of pagesOf(`/v1/jobs/${job.id}/shards`, { signal: stop })) found.push(...items);
+    setShards(found);
+    // A large job finishes files all the time.
+    await pause(SHARDS_WAIT_MS, stop);
+  });
   return shards;
 }
 
+/** What tells one plan of a job from the next: a retry makes another, which is there when the job runs. */
+const planOf = (job, shards) => (job && shards?.length ? `${job.id} ${job.state_times.running ?? ""} ${shards.length}` : "");
+
 /**
- * The tensors of the plan, in columns.
+ * The tensors of the plan, in columns; null until they are there.
  * @param {import("../../types.js").Job | null} job
  * @param {import("../../types.js").Shard[] | null} shards
  */
 export function useTensors(job, shards) {
-  const [table, setTable] = useState(null);
-  const plan = job && shards?.length ? `${job.id} ${job.state_times.planning ?? ""} ${shards.length}` : "";
-  useEffect(() => {
-    if (!plan) return undefined;
-    const stop = new AbortController();
-    (async () => {
-      const building = tensorTable(shards);
-      try {
-        for await (const items of pagesOf(`/v1/jobs/${job.id}/tensors`, { signal: stop.signal, limit: TENSOR_PAGE })) {
-          building.add(items);
-          await new Promise((resolve) => setTimeout(resolve));
-        }
-        setTable(building.finish());
-      } catch {
-        setTable(null);
-      }
-    })();
-    return () => stop.abort();
-  }, [plan]);
-  return table;
+  const [known, setKnown] = useState({ plan: "", table: null });
+  const plan = planOf(job, shards);
+  const read = useRef("");
+  useTurns(plan, "", async (stop) => {
+    if (read.current === plan) return;
+    const building = tensorTable(shards);
+    for await (const items of pagesOf(`/v1/jobs/${job.id}/tensors`, { signal: stop, limit: TENSOR_PAGE })) {
+      building.add(items);
+      await new Promise((resolve) => setTimeout(resolve));
+    }
+    read.current = plan;
+    setKnown({ plan, table: building.finish() });
+  });
+  return known.plan === plan ? known.table : null;
 }
 
 /** The plan, once there is one. */
 export function usePlan(job, shards) {
-  const [plan, setPlan] = useState(null);
-  const version = job && shards?.length ? `${job.id} ${job.state_times.planning ?? ""}` : "";
-  useEffect(() => {
-    if (version) call(`/v1/jobs/${job.id}/plan`).then((told) => setPlan(told.plan), () => setPlan(null));
-  }, [version]);
-  return plan;
+  const plan = planOf(job, shards);
+  return usePolled(plan && `/v1/jobs/${job.id}/plan`, 0, plan).data?.plan ?? null;
 }
 
 /**

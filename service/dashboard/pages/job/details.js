@@ -1,8 +1,9 @@
 // The tabs under a job: plan, events, attempts, and the request that makes the same again.
 
-import { html, useEffect, useState } from "../../vendor/htm-preact-standalone.mjs";
-import { call, download } from "../../api.js";
-import { attempt, Button, Code, Skeleton, StateBadge, Time } from "../../components/parts.js";
+import { html } from "../../vendor/htm-preact-standalone.mjs";
+import { download } from "../../api.js";
+import { attempt, Button, Code, Skeleton, StateBadge, Time, Trouble } from "../../components/parts.js";
+import { usePolled } from "../../components/polled.js";
 import { clock, count, duration, exact, number, quoted, size } from "../../format.js";
 import { setQuery } from "../../router.js";
 
@@ -81,8 +82,9 @@ function worded(data) {
 }
 
 function AttemptsTab({ job }) {
-  const [attempts, setAttempts] = useState(null);
-  useEffect(() => { call(job.links.attempts).then((told) => setAttempts(told.items), () => {}); }, [job.id, job.attempt, job.state]);
+  const { data, problem, reload } = usePolled(job.links.attempts, 0, `${job.attempt} ${job.state}`);
+  const attempts = data?.items;
+  if (problem) return html`<${Trouble} problem=${problem} onRetry=${reload} />`;
   if (!attempts) return html`<${Skeleton} lines=${3} />`;
   if (!attempts.length) return html`<p class="hint">It has not been tried yet.</p>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Attempts"><table class="rows-table"><thead><tr><th scope="col">Attempt</th><th scope="col">Started</th><th scope="col">Took</th><th scope="col">Outcome</th><th scope="col">Why</th></tr></thead>

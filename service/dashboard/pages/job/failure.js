@@ -1,9 +1,10 @@
 // Why a job failed and what to do about it; and, for one that has not begun, what it waits for.
 
-import { html, useEffect, useState } from "../../vendor/htm-preact-standalone.mjs";
+import { html } from "../../vendor/htm-preact-standalone.mjs";
 import { call } from "../../api.js";
 import { attempt, Button } from "../../components/parts.js";
 import { Icon } from "../../components/icons.js";
+import { usePolled } from "../../components/polled.js";
 import { count } from "../../format.js";
 import { act } from "../../job-actions.js";
 import { tellJob } from "../../live.js";
@@ -49,13 +50,7 @@ export function againUrl(job) {
 /** What a queued job waits for. */
 export function Waiting() {
   const told = useSignal(overview);
-  const [cluster, setCluster] = useState(null);
-  useEffect(() => {
-    const ask = () => call("/v1/workers").then(setCluster, () => {});
-    ask();
-    const timer = setInterval(ask, CLUSTER_POLL_MS);
-    return () => clearInterval(timer);
-  }, []);
+  const { data: cluster } = usePolled("/v1/workers", CLUSTER_POLL_MS);
   const active = told ? GROUPS[1].states.reduce((sum, state) => sum + (told.jobs[state] ?? 0), 0) : 0;
   let why = "A worker takes it as soon as one is free.";
   if (cluster && cluster.state !== "ok") why = `The cluster is not ready: ${cluster.detail || cluster.state}.`;

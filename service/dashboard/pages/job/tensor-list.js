@@ -26,8 +26,10 @@ export function TensorList({ job, shards }) {
     return () => stop.abort();
   }, [wanted.name, wanted.file, job.id]);
   const more = () => attempt(async () => {
-    const page = await call(path(found.cursor));
-    setFound((before) => ({ ...before, items: [...before.items, ...page.items], cursor: page.next_cursor }));
+    const { cursor } = found;
+    const page = await call(path(cursor));
+    // Not if another name or file was asked for meanwhile.
+    setFound((before) => (before.cursor === cursor ? { ...before, items: [...before.items, ...page.items], cursor: page.next_cursor } : before));
   });
   const type = (event) => {
     const name = event.target.value.trim();

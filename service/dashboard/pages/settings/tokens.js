@@ -2,9 +2,11 @@
 
 import { html, useState } from "../../vendor/htm-preact-standalone.mjs";
 import { call } from "../../api.js";
+import { serviceNow } from "../../clock.js";
+import { Confirmed } from "../../components/confirmed.js";
 import { Icon } from "../../components/icons.js";
+import { useListed } from "../../components/listed.js";
 import { attempt, Button, Code, Copy, Skeleton, Time, Trouble } from "../../components/parts.js";
-import { usePolled } from "../../components/polled.js";
 import { number } from "../../format.js";
 import { notify } from "../../store.js";
 
@@ -14,10 +16,10 @@ const DAYS = [["", "never"], ["1", "in a day"], ["30", "in 30 days"], ["90", "in
 const DAY_S = 86_400;
 
 export function Tokens() {
-  const list = usePolled("/v1/tokens?limit=200");
+  const list = useListed("/v1/tokens");
   const [made, setMade] = useState(null);
   const [making, setMaking] = useState(false);
-  const items = list.data?.items;
+  const { items } = list;
   return html`
     ${made && html`<${Secret} title=${`The token of ${made.name}`} text=${made.token} close=${() => setMade(null)}>It is shown this once: of it only a digest is kept. Whoever gets it sends it as <code>Authorization: Bearer …</code>, or sets <code>UNSHARD_TOKEN</code>.<//>`}
     ${making ? html`<${NewToken} close=${() => setMaking(false)} onMade=${(token) => { setMade(token); setMaking(false); list.reload(); }} />` : html`<div><${Button} label="New token" icon="plus" kind="primary" onClick=${() => setMaking(true)}>New token<//></div>`}
@@ -25,7 +27,8 @@ export function Tokens() {
     ${!items && !list.problem && html`<${Skeleton} lines=${4} />`}
     ${items?.length === 0 && !making && html`<section class="card nothing-yet"><${Icon} name="key" /><h2>No token yet</h2><p>Give each team or training run a token of its own: it sees what it made itself, has its own limits, and can be ended alone.</p><${Code} text=${`curl -s ${location.origin}/v1/tokens -H 'Authorization: Bearer ADMIN' \\\n  -H 'Content-Type: application/json' -d '{"name": "training", "scopes": ["jobs:read", "jobs:write"]}'`} label="command" /></section>`}
     ${items?.length > 0 && html`<div class="card panel-body tokens"><div class="scroll" tabindex="0" role="region" aria-label="Tokens"><table role="table" class="rows-table stacks"><thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">Token</th><th role="columnheader" scope="col">May</th><th role="columnheader" scope="col">Limits</th><th role="columnheader" scope="col">Used</th><th role="columnheader" scope="col">Ends</th><th role="columnheader" scope="col"><span class="quiet">Action</span></th></tr></thead>
-      <tbody role="rowgroup">${items.map((token) => html`<${Row} key=${token.id} token=${token} reload=${list.reload} />`)}</tbody></table></div></div>`}`;
+      <tbody role="rowgroup">${items.map((token) => html`<${Row} key=${token.id} token=${token} reload=${list.reload} />`)}</tbody></table></div></div>`}
+    ${list.hasMore && html`<div class="more"><${Button} label="Show older tokens" icon="chevron" onClick=${() => attempt(list.more)}>Show older tokens<//></div>`}`;
 }
 
 /** Something that is shown this once. */
@@ -35,14 +38,15 @@ export function Secret({ title, text, close, children }) {
 }
 
 function Row({ token, reload }) {
-  const [sure, setSure] = useState(false);
-  const revoke = () => attempt(async () => { await call(`/v1/tokens/${token.id}`, { method: "DELETE" }); notify("good", `The token of ${token.name} is ended`); await reload(); });
-  const isPast = token.expires_at && Date.parse(token.expires_at) < Date.now();
+  const revoke = (how, told) => attempt(async () => { await call(`/v1/tokens/${token.id}${how}`, { method: "DELETE" }); notify("good", `The token of ${token.name} is ended; ${told}`); await reload(); });
+  const alone = () => revoke("", "its jobs go on");
+  const withJobs = { ask: "And cancel its jobs", label: `Revoke ${token.name} and cancel its jobs`, onConfirm: () => revoke("?cancel_jobs=true", "its jobs are cancelled") };
+  const isPast = token.expires_at && Date.parse(token.expires_at) < serviceNow();
   const limits = LIMITS.filter(([name]) => token[name]).map(([name, title]) => `${title}: ${number(token[name])}`);
   return html`<tr role="row" class=${token.revoked_at || isPast ? "ended" : ""}><td role="cell"><b>${token.name}</b><div class="hint"><code>${token.id}</code></div></td><td role="cell">${token.scopes.map((scope) => html`<code class="scope">${scope}</code> `)}</td>
     <td role="cell">${limits.length ? limits.map((limit) => html`<div class="nowrap">${limit}</div>`) : html`<span class="hint">the service's</span>`}</td><td role="cell" class="nowrap">${token.last_used_at ? html`<${Time} at=${token.last_used_at} />` : html`<span class="hint">never</span>`}</td>
     <td role="cell" class="nowrap">${token.revoked_at ? html`<span class="bad-text">revoked <${Time} at=${token.revoked_at} /></span>` : token.expires_at ? html`<${Time} at=${token.expires_at} />` : html`<span class="hint">never</span>`}</td>
-    <td role="cell" class="end nowrap">${!token.revoked_at && (sure ? html`<${Button} label=${`Really revoke? ${token.name}`} icon="trash" kind="danger" onClick=${revoke}>Really revoke?<//><${Button} label="Keep it" icon="close" kind="ghost" onClick=${() => setSure(false)} />` : html`<${Button} label=${`Revoke ${token.name}`} icon="trash" kind="ghost" onClick=${() => setSure(true)} />`)}</td></tr>`;
+    <td role="cell" class="end nowrap">${!token.revoked_at && html`<${Confirmed} label=${`Revoke ${token.name}`} ask="Really revoke?" askLabel=${`Really revoke? ${token.name}`} onConfirm=${alone} also=${withJobs} />`}</td></tr>`;
 }
 
 function NewToken({ close, onMade }) {
