@@ -5,12 +5,11 @@ A plan is deterministic: the same source, options and version give the same byte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
-
-import numpy as np
 
 from workers.checkpoint import Checkpoint
 from workers.checks import ReplicaPair, doubtful_replicas
@@ -274,4 +273,4 @@ def _nodes(expression: Expression) -> Iterator[Expression]:
 
 
 def _elements(target: Target) -> int:
-    return int(np.prod(target.expression.shape, dtype=np.int64))
+    return math.prod(target.expression.shape)
