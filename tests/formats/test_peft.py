@@ -50,9 +50,10 @@ def converted(folder, **options) -> Result:
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "norm"]},
         {"target_modules": ["q_proj", "o_proj"], "use_dora": True},
         {"target_modules": ["q_proj", "k_proj"], "rank_pattern": {"k_proj": 2}, "alpha_pattern": {"k_proj": 3}},
+        {"target_modules": ["q_proj", "o_proj"], "alpha_pattern": {r"^model\.layers\.\d+\..*(q|k)_proj": 5}},
         {"target_modules": ["q_proj"], "layers_to_transform": [1]},
     ],
-    ids=["linear", "rslora", "modules_to_save", "dora", "patterns", "one_layer"],
+    ids=["linear", "rslora", "modules_to_save", "dora", "patterns", "expressions", "one_layer"],
 )
 def test_an_adapter_is_merged_as_peft_merges_it(tmp_path, settings):
     expected = saved(tmp_path, **settings).merge_and_unload().state_dict()
@@ -60,6 +61,33 @@ def test_an_adapter_is_merged_as_peft_merges_it(tmp_path, settings):
     assert sorted(found) == sorted(expected)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("way", ["pissa", "pissa_niter_4", "olora"])
+def test_an_adapter_of_a_base_that_peft_changed_first_is_kept_apart_and_not_merged(tmp_path, way):
+    saved(tmp_path, target_modules=["q_proj"], init_lora_weights=way)
+    base = str(tmp_path / "base")
+    assert converted(tmp_path / "adapter", base=base).json("lora_adapter/adapter_config.json")
+    with pytest.raises(InvalidOption, match=f"init_lora_weights {way}"):
+        converted(tmp_path / "adapter", base=base, lora="merge")
+
+
+@pytest.mark.parametrize("settings", [{"use_qalora": True}, {"layer_replication": [[0, 1], [0, 1]]}])
+def test_an_adapter_that_is_no_plain_sum_is_not_merged(tmp_path, settings):
+    saved(tmp_path, target_modules=["q_proj"])
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    with pytest.raises(InvalidOption, match=next(iter(settings))):
+        converted(tmp_path / "adapter", base=str(tmp_path / "base"), lora="merge")
+
+
+@pytest.mark.parametrize("patterns", [{"(q+)+_proj": 3}, {".*.*.*_proj": 3}, {"q_proj(": 3}, {"q_proj": "3"}])
+def test_patterns_that_could_take_forever_or_mean_nothing_are_refused(tmp_path, patterns):
+    saved(tmp_path, target_modules=["q_proj"])
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"alpha_pattern": patterns}))
+    with pytest.raises(InvalidOption, match="alpha_pattern"):
+        converted(tmp_path / "adapter", base=str(tmp_path / "base"), lora="merge")
 
 
 @pytest.mark.parametrize("modules", [None, ["lm_head"]])

@@ -16,9 +16,24 @@ from workers.dora import AddDora
 from workers.errors import GeometryMismatch, IncompleteCheckpoint, InvalidOption, UnmappedTensor
 from workers.expressions import AddLora, Expression, Transpose
 from workers.families.adapters import LoraModule, PeftParts
+from workers.families.patterns import LONGEST_NAME, compiled
 from workers.families.rules import Entry
 
 _MERGEABLE = frozenset(("F64", "F32", "BF16", "F16"))
+
+_OTHER_SUMS = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "monteclora_config",
+    "use_bdlora",
+    "use_qalora",
+)
+"""Settings of adapters that are no plain sums of a base and a product."""
+
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""What ``init_lora_weights`` begins with where peft takes the adapter's first product off the base before training."""
 
 
 def merge(parts: PeftParts, adapter: Adapter) -> list[Entry]:
@@ -30,6 +45,14 @@ def merge(parts: PeftParts, adapter: Adapter) -> list[Entry]:
         raise IncompleteCheckpoint(
             "the checkpoint holds an adapter and no base weights, so that there is nothing to merge it into",
             hint="Leave the option lora at separate: the result is the adapter, to be merged into its base model.",
+        )
+    other = next((key for key in _OTHER_SUMS if adapter.settings.get(key)), None)
+    if other is not None:
+        raise InvalidOption(
+            f"unshard cannot merge an adapter whose settings have {other}",
+            expected="LoRA, or DoRA",
+            found=f"{other} = {adapter.settings[other]!r}"[:200],
+            hint="Keep the adapter apart with lora=separate, or merge with peft (merge_and_unload).",
         )
     weights = dict(parts.base)
     for module in parts.modules.values():
@@ -46,6 +69,23 @@ def merge(parts: PeftParts, adapter: Adapter) -> list[Entry]:
     weights.update((name, expression) for name, expression in parts.original if name not in weights)
     weights.update((f"{module}.{leaf}", expression) for module, leaf, expression in parts.trained)
     return [(name, weights[name]) for name in dict.fromkeys((*parts.order, *weights))]
+
+
+def check_base(settings: Mapping[str, Any]) -> None:
+    """Refuse to merge an adapter into the base that it was made for where training went on from another one.
+
+    Source: peft ``tuners/lora/layer.py`` (``pissa_init``, ``olora_init`` ...).
+    """
+    way = settings.get("init_lora_weights")
+    if isinstance(way, str) and way.lower().startswith(_CHANGES_BASE):
+        raise InvalidOption(
+            f"the adapter's settings say init_lora_weights {way}: peft changed the base weights before it trained the "
+            "adapter, so that it does not belong to the base as it is",
+            expected="an adapter of the base itself",
+            found=f"init_lora_weights {way}",
+            hint="Save it with peft's path_initial_model_for_weight_conversion, or merge it with peft where it was "
+            "trained (merge_and_unload), or keep it apart: lora=separate.",
+        )
 
 
 def alpha_of(module: LoraModule, adapter: Adapter) -> float:
@@ -122,15 +162,18 @@ def _dora(plain: AddLora, magnitude: Expression, module: LoraModule) -> AddDora:
 
 def _by_pattern(patterns: Any, name: str) -> float | None:
     """The value of the first pattern that fits the end of a module's name, as peft matches ``alpha_pattern``."""
-    if not isinstance(patterns, Mapping):
-        return None
-    for pattern, value in patterns.items():
-        try:
-            fits = re.match(rf"(.*\.)?({pattern})$", name)
-        except re.error:
-            continue
-        if fits and isinstance(value, int | float):
-            return value
+    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or compiled(pattern, groups=2, repetitions=2) is None or len(name) > LONGEST_NAME:
+            raise InvalidOption(
+                f"the adapter's alpha_pattern has {pattern[:80]!r}: {str(value)[:40]}, which is no simple pattern of "
+                "names and a number",
+                expected="patterns with at most two groups and two repetitions, and numbers",
+                found=f"{pattern[:80]!r}: {str(value)[:40]}",
+                hint="Merge it with peft (merge_and_unload), or keep the adapter apart with lora=separate.",
+            )
+        if re.match(rf"(.*\.)?({pattern})$", name):
+            return float(value)
     return None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from workers.checkpoint import Adapter, Checkpoint, combine
 from workers.errors import IncompleteCheckpoint, InvalidOption, UnmappedTensor
 from workers.families.adapters import PREFIX
+from workers.families.lora_merge import check_base
 from workers.formats import hf_bin, huggingface
 from workers.formats._format import Listing
 from workers.formats._model_folder import find_model_files, read_json
@@ -59,6 +60,8 @@ def open_adapter(listing: Listing, options: ConvertOptions, weights: Weights) ->
         notes=(*opened.notes, *_doubts(settings, own=own)),
     )
     if options.base is not None:
+        if options.lora == "merge":
+            check_base(settings)
         return _with_base(opened, options)
     if options.lora == "merge":
         raise _no_base(listing, settings)

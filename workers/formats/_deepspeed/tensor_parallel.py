@@ -16,6 +16,7 @@ from math import prod
 from typing import Any
 
 from workers.errors import CorruptFile, GeometryMismatch
+from workers.families.patterns import LONGEST_NAME, compiled
 from workers.geometry import MOST_DIMENSIONS, Shape, contiguous_strides, flat_range_boxes
 from workers.pickle_records import is_count
 from workers.pickles import Record
@@ -24,10 +25,6 @@ MOST_SEGMENTS = 65_536
 """Boxes that one shard may fall into; a whole layer that is interleaved row by row has some thousands."""
 
 _LITERAL = re.compile(r"\^?((?:\\\W|[\w\-])+)\$")
-# Without groups the time to match grows with a power of the name's length, which few repetitions keep low.
-_SAFE = re.compile(r"[^()]*")
-_MOST_REPETITIONS = 3
-_LONGEST_NAME = 512
 
 _AFFINE_VERSION = 1
 
@@ -293,20 +290,16 @@ class _Patterns:
 
     def match(self, name: str) -> str | None:
         """The first pattern that fits a name; none fits a name that is longer than any model's."""
-        if len(name) > _LONGEST_NAME:
+        if len(name) > LONGEST_NAME:
             return None
         known = self._names.get(name)
         return known or next((text for text, expression in self._expressions if expression.match(name)), None)
 
 
 def _compiled(text: str, file: str) -> re.Pattern[str]:
-    plain = re.sub(r"\\.", "", text)
-    repetitions = len(re.findall(r"[*+{]", plain))
-    try:
-        if _SAFE.fullmatch(plain) and repetitions <= _MOST_REPETITIONS and len(text) <= _LONGEST_NAME:
-            return re.compile(text)
-    except re.error:
-        pass
+    expression = compiled(text)
+    if expression is not None:
+        return expression
     raise CorruptFile(
         f"{file}: universal_checkpoint_info has the pattern {text[:80]!r}, which is no simple pattern of names",
         file=file,
