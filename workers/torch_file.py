@@ -296,8 +296,9 @@ def _alignment(note: bytes | None) -> int:
 def _data_offsets(source: Source, directory: Directory, alignment: int) -> list[int]:
     """Where the data of each entry begin in the archive, asking as few local headers as possible."""
     offsets, known = derive_data_offsets(directory, alignment)
-    samples = np.flatnonzero(known)[:: max(1, len(known) // _SAMPLES)]
-    asked = np.union1d(np.flatnonzero(~known), samples).tolist()
+    sampled = ~known
+    sampled[np.flatnonzero(known)[:: max(1, len(known) // _SAMPLES)]] = True
+    asked = np.flatnonzero(sampled).tolist()
     headers = source.read_many([(int(directory.header_offsets[row]), LOCAL.size) for row in asked])
     for row, header in zip(asked, headers, strict=True):
         offsets[row] = read_local_header(header, directory, row, source.path)
