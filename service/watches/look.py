@@ -40,6 +40,9 @@ besides them, such as a folder with its config, may be there by now."""
 
 MOST_QUIET = timedelta(seconds=60)
 CONCURRENT_LISTINGS = 8
+MOST_FILES = 200_000
+"""Of one checkpoint: several for each of tens of thousands of ranks. What holds more is something else."""
+
 SETTLING, GONE = "settling", "gone"
 
 CheckWhole = Callable[[str, ConvertOptions, float], None]
@@ -189,7 +192,7 @@ def _listing(source: str, profile: str | None) -> str | UnshardError | None:
     try:
         folder = open_folder(FolderAddress(source, profile))
         try:
-            entries = folder.list()
+            entries = folder.list(most=MOST_FILES)
         finally:
             folder.close()
     except UnshardError as error:

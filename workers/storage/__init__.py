@@ -11,7 +11,15 @@ from dataclasses import replace
 
 from workers.storage.addresses import FolderAddress, Location, check_path
 from workers.storage.bounds import bounded, current_roots
-from workers.storage.folder import AlreadyExists, FileEntry, Folder, Usage, VersionMismatch, WriteConflict
+from workers.storage.folder import (
+    AlreadyExists,
+    FileEntry,
+    Folder,
+    TooManyFiles,
+    Usage,
+    VersionMismatch,
+    WriteConflict,
+)
 from workers.storage.local import LocalFolder
 from workers.storage.profiles import environment_profile, find_profile, load_profiles
 
@@ -20,6 +28,7 @@ __all__ = [
     "FileEntry",
     "Folder",
     "FolderAddress",
+    "TooManyFiles",
     "Usage",
     "VersionMismatch",
     "WriteConflict",

@@ -10,11 +10,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
-from workers.errors import DestinationError, InternalError
+from workers.errors import DestinationError, InputError, InternalError
 from workers.storage.addresses import FolderAddress
 
 Buffer = bytes | bytearray | memoryview
+Item = TypeVar("Item")
 
 
 class WriteConflict(DestinationError):
@@ -33,6 +35,12 @@ class VersionMismatch(WriteConflict):
     """``write(..., if_version=...)`` found another version of the file, or none."""
 
     code = "version-mismatch"
+
+
+class TooManyFiles(InputError):
+    """A folder holds more files than whoever lists it can do anything with."""
+
+    code = "too-many-found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +154,19 @@ class Folder(ABC):
 
     # --- reading -------------------------------------------------------------------------------------------
     @abstractmethod
-    def list(self, prefix: str = "", *, recursive: bool = True) -> list[FileEntry]:
+    def list(self, prefix: str = "", *, recursive: bool = True, most: int | None = None) -> list[FileEntry]:
         """The files below the subfolder ``prefix``, sorted by path; empty when there is no such folder.
 
         Links to files count as files; links to folders are not entered (they may form circles). Files that are
-        being written do not show.
+        being written do not show. ``TooManyFiles`` as soon as more than ``most`` are found.
         """
 
     @abstractmethod
     def subfolders(self, prefix: str = "") -> builtins.list[str]:
-        """The names of the folders directly below ``prefix``, sorted; links to folders are among them."""
+        """The names of the folders directly below ``prefix``, sorted; links to folders are among them.
+
+        A ``StorageError`` where a store does not tell them in time, as it does not when millions of objects lie there.
+        """
 
     @abstractmethod
     def stat(self, path: str) -> FileEntry | None:
@@ -232,6 +243,20 @@ def exactly(chunks: Iterable[Buffer], size_bytes: int, path: str) -> Iterator[me
             expected=f"{size_bytes} bytes",
             found=f"{total} bytes" if total < size_bytes else f"at least {total} bytes",
         )
+
+
+def at_most(most: int | None, found: Iterable[Item], url: str) -> Iterator[Item]:
+    """Pass on what is found in a folder; ``TooManyFiles`` at the first that is one too many."""
+    for number, item in enumerate(found):
+        if number == most:
+            raise TooManyFiles(
+                f"{url} holds more than {most:,} files",
+                hint="Name a folder that holds one checkpoint, or a pattern that only such folders fit.",
+                file=url,
+                expected=f"at most {most:,} files",
+                found=f"more than {most:,}",
+            )
+        yield item
 
 
 class Source:

@@ -22,7 +22,7 @@ from workers.errors import CorruptFile, IncompleteCheckpoint, StorageError, Unsh
 from workers.storage.addresses import FolderAddress, check_file_path, check_path, is_portable
 from workers.storage.bounds import admits, refusal
 from workers.storage.descriptors import DESCRIPTORS
-from workers.storage.folder import Buffer, FileEntry, Folder, Source, UsageMeter, exactly
+from workers.storage.folder import Buffer, FileEntry, Folder, Source, UsageMeter, at_most, exactly
 from workers.storage.local_write import is_bookkeeping, version_of, write_file
 from workers.storage.ranges import coalesce, scatter
 from workers.storage.space import is_full, no_space
@@ -62,10 +62,11 @@ class LocalFolder(Folder):
             return os.path.isdir(self._root)
 
     # --- reading -------------------------------------------------------------------------------------------
-    def list(self, prefix: str = "", *, recursive: bool = True) -> list[FileEntry]:
+    def list(self, prefix: str = "", *, recursive: bool = True, most: int | None = None) -> list[FileEntry]:
         prefix = check_path(prefix)
         with _told(self.local_path(prefix)):
-            return sorted(self._scan(prefix, recursive=recursive), key=lambda entry: entry.path)
+            found = at_most(most, self._scan(prefix, recursive=recursive), self.address.url)
+            return sorted(found, key=lambda entry: entry.path)
 
     def subfolders(self, prefix: str = "") -> builtins.list[str]:
         self._meter.add("lists")

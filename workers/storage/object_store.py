@@ -10,6 +10,7 @@ attempt: a writer that must know who won reads the file back and looks for its o
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,7 @@ from workers.storage.folder import (
     Source,
     UsageMeter,
     VersionMismatch,
+    at_most,
     exactly,
 )
 from workers.storage.object_errors import ErrorTeller, is_out_of_range
@@ -40,7 +42,7 @@ from workers.storage.ranges import Span, coalesce, cut, scatter
 from workers.storage.stores import build_store
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ObjectMeta, PutMode
+    from obstore import GetOptions, ListResult, ObjectMeta, PutMode
     from obstore.store import ObjectStore
 
 MiB = 2**20
@@ -49,6 +51,8 @@ MIN_PART_BYTES = 16 * MiB
 MAX_PARTS = 9_000  # stores allow 10,000 parts of one upload
 _MAX_GAP_BYTES = MiB  # what a connection transfers during about one round trip to a store
 _LIST_PAGE = 1_000
+_LEVEL_S = 30.0
+"""For what lies directly in a folder: some hundred thousand names at the pace of S3."""
 
 _T = TypeVar("_T")
 
@@ -147,13 +151,14 @@ class ObjectFolder(Folder):
             return any(page for page in self._store.list(self._prefix or None, chunk_size=1))
 
     # --- reading -------------------------------------------------------------------------------------------
-    def list(self, prefix: str = "", *, recursive: bool = True) -> builtins.list[FileEntry]:
+    def list(self, prefix: str = "", *, recursive: bool = True, most: int | None = None) -> builtins.list[FileEntry]:
         base = self._key(check_path(prefix)) or None
         with self._told(prefix):
             if recursive:
-                found = [meta for page in self._store.list(base, chunk_size=_LIST_PAGE) for meta in page]
+                pages = self._store.list(base, chunk_size=_LIST_PAGE)
+                found = builtins.list(at_most(most, (meta for page in pages for meta in page), self._url(prefix)))
             else:
-                found = builtins.list(self._store.list_with_delimiter(base)["objects"])
+                found = builtins.list(at_most(most, self._one_level(prefix)["objects"], self._url(prefix)))
         self._meter.add("lists", 1 + len(found) // _LIST_PAGE)
         entries = _without_markers([self._entry(meta) for meta in found], prefix)
         return sorted(entries, key=lambda entry: entry.path)
@@ -161,8 +166,25 @@ class ObjectFolder(Folder):
     def subfolders(self, prefix: str = "") -> builtins.list[str]:
         self._meter.add("lists")
         with self._told(prefix):
-            found = self._store.list_with_delimiter(self._key(check_path(prefix)) or None)["common_prefixes"]
+            found = self._one_level(prefix)["common_prefixes"]
         return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+    def _one_level(self, prefix: str) -> ListResult[Sequence[ObjectMeta]]:
+        """What lies directly below a prefix. obstore collects all of it, which can be bounded by time alone."""
+        base = self._key(check_path(prefix)) or None
+
+        async def asked() -> ListResult[Sequence[ObjectMeta]]:
+            return await asyncio.wait_for(self._store.list_with_delimiter_async(base), _LEVEL_S)
+
+        try:
+            # In a thread, since the caller's may run an event loop itself.
+            return self._connection.fetchers.submit(asyncio.run, asked()).result()
+        except TimeoutError:
+            raise StorageError(
+                f"{self._url(prefix)}: what lies directly in this folder could not be listed within {_LEVEL_S:g} s",
+                file=self._url(prefix),
+                hint="It may hold hundreds of thousands of objects: name a folder below it, or one beside them.",
+            ) from None
 
     def stat(self, path: str) -> FileEntry | None:
         key = self._key(check_file_path(path))
