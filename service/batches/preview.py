@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
 from service.batches.drafts import Draft
@@ -20,6 +20,8 @@ TIME_S = 30.0
 """How long a request may look; what isn't found out by then is told as unknown."""
 
 CONCURRENT_LOOKS = 16
+_looks = ThreadPoolExecutor(CONCURRENT_LOOKS, "preview")
+"""One for all requests, so that there are never more that wait for storage."""
 
 
 def already_done(drafts: Sequence[Draft], planner: Planner, time_s: float = TIME_S) -> list[bool | None]:
@@ -30,8 +32,12 @@ def already_done(drafts: Sequence[Draft], planner: Planner, time_s: float = TIME
     """
     deadline = time.monotonic() + time_s
     jobs = [draft.job for draft in drafts]
-    with ThreadPoolExecutor(CONCURRENT_LOOKS, "preview") as pool:
-        candidates = list(pool.map(lambda job: _may_be_done(job, deadline), jobs))
+    looks = [_looks.submit(_may_be_done, job, deadline) for job in jobs]
+    wait(looks, max(0.0, deadline - time.monotonic()))
+    # What hangs in a storage that does not answer keeps its thread, and nobody who asked.
+    candidates = [look.result() if look.done() and not look.cancelled() else None for look in looks]
+    for look in looks:
+        look.cancel()
     with ThreadPoolExecutor(MOST_AT_ONCE, "preview") as pool:
         return list(pool.map(partial(_is_done, planner, deadline), jobs, candidates))
 

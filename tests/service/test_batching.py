@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
 
+from service.batches.drafts import Draft
+from service.batches.preview import already_done
 from service.cli.batching import run_batch, run_batches, run_watch, run_watches
 from service.cli.remote import Endpoint
 from service.client import Unreachable
+from service.jobs.planning import Planner
+from service.jobs.records import NewJob
 from tests.service.conftest import FakeConverter, eventually, running
 from workers.errors import CorruptFile, InsufficientResources
+from workers.storage.local import LocalFolder
 
 
 @pytest.fixture
@@ -125,3 +132,20 @@ def test_a_watch_is_made_paused_looked_at_and_deleted(service, run, capsys):
 def test_a_service_that_does_not_answer_is_said():
     with pytest.raises(Unreachable):
         run_batch(Endpoint("http://127.0.0.1:9"), REQUEST, wait=True, as_json=False)
+
+
+def test_a_destination_whose_storage_does_not_answer_is_told_as_not_known(run, monkeypatch):
+    answer, real = threading.Event(), LocalFolder.stat
+
+    def hang(folder, path):
+        if folder.address.url.endswith("hung"):
+            answer.wait(30)
+        return real(folder, path)
+
+    monkeypatch.setattr(LocalFolder, "stat", hang)
+    jobs = [NewJob("/in", str(run / name), {}, {}) for name in ("hung", "free")]
+    drafts = [Draft(job.source, job.destination, job) for job in jobs]
+    began = time.monotonic()
+    assert already_done(drafts, Planner(), 0.5) == [None, False]
+    assert time.monotonic() - began < 10
+    answer.set()
