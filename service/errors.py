@@ -23,11 +23,10 @@ from starlette.responses import JSONResponse
 
 from service.access.guard import NotAuthenticated
 from service.access.rates import TooFast, TooManyStreams
-from service.access.tokens import TokenNotFound
 from service.jobs.addresses import NotAllowed
 from service.jobs.keys import KeyReused
 from service.jobs.planning import TookTooLong
-from service.jobs.store import BusyDestination, JobNotFound, TooManyQueued, WrongState
+from service.jobs.store import BusyDestination, TooManyQueued, WrongState
 from service.jobs.submit import BadOption
 from service.room import Overloaded
 from workers.errors import UnshardError
@@ -166,16 +165,6 @@ def _(error: TooManyStreams) -> Problem:
 
 
 @problem_of.register
-def _(error: TokenNotFound) -> Problem:
-    return Problem("not-found", f"there is no token {error}", hint="GET /v1/tokens lists the tokens.")
-
-
-@problem_of.register
-def _(error: JobNotFound) -> Problem:
-    return Problem("not-found", f"there is no job {error}", hint="GET /v1/jobs lists the jobs.")
-
-
-@problem_of.register
 def _(error: WrongState) -> Problem:
     return Problem(
         "invalid-state",
@@ -260,9 +249,7 @@ _EXPECTED: tuple[type[Exception], ...] = (
     Problem,
     UnshardError,
     NotAllowed,
-    TokenNotFound,
     BadOption,
-    JobNotFound,
     WrongState,
     BusyDestination,
     KeyReused,

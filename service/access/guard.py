@@ -14,8 +14,9 @@ from service.access.audit import NOBODY, AuditLog, Deed
 from service.access.keyring import Keyring
 from service.access.principals import LOCAL, Principal
 from service.access.rates import Rates, Streams, neighbourhood
-from service.access.tokens import KIND, BadToken, EndedToken, TokenNotFound, TokenStore
+from service.access.tokens import KIND, BadToken, EndedToken, TokenStore
 from service.db.database import Database
+from service.refusals import NotFound
 from service.settings import Settings
 
 AUTHENTICATION = "authentication"
@@ -108,7 +109,7 @@ class Guard:
             return True
         try:
             return (await run_in_threadpool(self.tokens.get, caller.id)).is_good
-        except TokenNotFound:
+        except NotFound:
             return False
 
     def count(self, caller: Principal) -> None:

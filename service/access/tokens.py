@@ -19,6 +19,7 @@ from service.access.principals import Principal
 from service.db.database import Database
 from service.db.tables import tokens
 from service.ids import is_id, new_id
+from service.refusals import NotFound
 from service.times import now, spelled
 
 KIND = "token"
@@ -26,10 +27,6 @@ USE_INTERVAL = timedelta(minutes=1)
 """How exact ``last_used_at`` is: more would be a write with each request."""
 
 _TEXT = re.compile(r"unshard_([0-9a-f]{26})_([A-Za-z0-9_-]{43})")
-
-
-class TokenNotFound(Exception):
-    """There is no token of this id."""
 
 
 class BadToken(Exception):
@@ -105,7 +102,7 @@ class TokenStore:
             return _get(connection, token_id), f"unshard_{token_id.removeprefix(KIND + '_')}_{secret}"
 
     def get(self, token_id: str) -> Token:
-        """The token, or ``TokenNotFound``."""
+        """The token, or ``NotFound``."""
         with self._database.read() as connection:
             return _get(connection, token_id)
 
@@ -165,7 +162,7 @@ def _get(connection: Connection, token_id: str) -> Token:
     if is_id(KIND, token_id):
         row = connection.execute(select(*_FIELDS).where(tokens.c.id == token_id)).mappings().first()
     if row is None:
-        raise TokenNotFound(token_id)
+        raise NotFound("token", token_id)
     return Token(**row)
 
 

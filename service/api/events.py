@@ -20,12 +20,13 @@ from service.access.principals import Principal
 from service.api.batches import batch_answer
 from service.api.context import PROBLEMS, Context, Here, Reader, spelled_job
 from service.api.jobs import job_filter
-from service.batches.store import BatchNotFound, BatchStore
+from service.batches.store import BatchStore
 from service.errors import Problem
 from service.jobs import schemas
 from service.jobs.changes import LOOK_AGAIN_S, LOOK_BACK, Change, changed_batches
 from service.jobs.records import Job, now
-from service.jobs.store import JobFilter, JobNotFound, fits
+from service.jobs.store import JobFilter, fits
+from service.refusals import NotFound
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=PROBLEMS)
 
@@ -129,7 +130,7 @@ async def _events_of(here: Context, admission: _Admission, job_id: str, after: i
     away the stream ends: the client comes again with ``Last-Event-ID``.
     """
     calm = _Calm()
-    gone = suppress(SQLAlchemyError, JobNotFound)
+    gone = suppress(SQLAlchemyError, NotFound)
     with here.changes.listening(lambda change: change.id == job_id) as listener, gone:
         while await admission.lasts():
             job, found = await run_in_threadpool(here.store.events, job_id, after, PAGE)
@@ -249,7 +250,7 @@ def told_batch(store: BatchStore, batch_id: str) -> tuple[str, str] | None:
     """A batch's owner and its JSON; None when it is gone."""
     try:
         batch = store.get(batch_id)
-    except BatchNotFound:
+    except NotFound:
         return None
     return batch.owner, batch_answer(batch).model_dump_json()
 

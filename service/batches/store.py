@@ -20,30 +20,10 @@ from service.ids import is_id, new_id
 from service.jobs.keys import Replay, RequestKey, Submission, hand_in, replayed
 from service.jobs.records import JsonObject, NewJob, now
 from service.jobs.store import busy_destinations, insert_jobs, require_room
-from workers.errors import InputError
+from service.refusals import NotFound, StateRefused
 
 CREATION_LOCK = 8_241_907_357
 """Key of the lock that batches hold while they are made: two with the same destinations could wait for each other."""
-
-
-class BatchNotFound(InputError):
-    """There is no batch of this id, or none for this caller."""
-
-    code = "not-found"
-
-    def __init__(self, batch_id: str) -> None:
-        super().__init__(f"there is no batch {batch_id}", hint="GET /v1/batches lists the batches.")
-
-
-class BatchState(InputError):
-    """What was asked isn't possible in the batch's state."""
-
-    code = "invalid-state"
-
-    def __init__(self, batch_id: str, state: str, allowed: tuple[str, ...]) -> None:
-        wanted = " or ".join(allowed)
-        hint = f"This is for batches that are {wanted}."
-        super().__init__(f"batch {batch_id} is {state}", hint=hint, expected=wanted, found=state)
 
 
 class ItemsRefused(Exception):
@@ -100,7 +80,7 @@ class BatchStore:
         return hand_in(self._database, how, make, CREATION_LOCK)
 
     def get(self, batch_id: str, owner: str | None = None) -> Batch:
-        """The batch, or ``BatchNotFound``."""
+        """The batch, or ``NotFound``."""
         with self._database.read() as connection:
             return _get(connection, batch_id, owner)
 
@@ -168,7 +148,7 @@ class BatchStore:
         with self._database.write() as connection:
             row = _row(connection, batch_id, owner, lock=True)
             if row["state"] == "cancelling":
-                raise BatchState(batch_id, row["state"], ("running", *ENDED_STATES))
+                raise _refused(row, ("running", *ENDED_STATES))
             requeued, busy = requeue_failed(connection, batch_id, row["owner"], max_queued)
             if requeued:
                 _set(connection, batch_id, state="running", ended_at=None, tally=None)
@@ -190,7 +170,7 @@ class BatchStore:
         with self._database.write() as connection:
             row = _row(connection, batch_id, owner, lock=True)
             if row["state"] not in ENDED_STATES:
-                raise BatchState(batch_id, row["state"], ENDED_STATES)
+                raise _refused(row, ENDED_STATES)
             connection.execute(delete(batches).where(batches.c.id == batch_id))
 
 
@@ -258,13 +238,18 @@ def _set(connection: Connection, batch_id: str, **values: Any) -> None:
     connection.execute(update(batches).where(batches.c.id == batch_id).values(**values, updated_at=now()))
 
 
+def _refused(row: RowMapping, allowed: tuple[str, ...]) -> StateRefused:
+    hint = f"This is for batches that are {' or '.join(allowed)}."
+    return StateRefused(f"batch {row['id']}", row["state"], allowed, hint)
+
+
 def _row(connection: Connection, batch_id: str, owner: str | None = None, *, lock: bool = False) -> RowMapping:
     if not is_id("batch", batch_id):
-        raise BatchNotFound(repr(batch_id))
+        raise NotFound("batch", repr(batch_id))
     query = select(batches).where(batches.c.id == batch_id)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None or (owner is not None and row["owner"] != owner):
-        raise BatchNotFound(batch_id)
+        raise NotFound("batch", batch_id)
     return row
 
 

@@ -27,13 +27,10 @@ from service.jobs.records import (
     now,
     spelled,
 )
+from service.refusals import NotFound
 from service.webhooks.job_events import tell_created
 
 RETRIABLE_STATES = ("failed", "cancelled")
-
-
-class JobNotFound(Exception):
-    """There is no job of this id, or none for this caller."""
 
 
 class WrongState(Exception):
@@ -107,7 +104,7 @@ class JobStore:
         return hand_in(self._database, how, make)
 
     def get(self, job_id: str, owner: str | None = None) -> Job:
-        """The job, or ``JobNotFound``."""
+        """The job, or ``NotFound``."""
         with self._database.read() as connection:
             return _get(connection, job_id, owner)
 
@@ -286,11 +283,11 @@ def _retry(connection: Connection, job_id: str, *, from_scratch: bool) -> Job:
 
 def _get(connection: Connection, job_id: str, owner: str | None = None, *, lock: bool = False) -> Job:
     if not is_id("job", job_id):
-        raise JobNotFound(repr(job_id))
+        raise NotFound("job", repr(job_id))
     query = select(jobs).where(jobs.c.id == job_id)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None or (owner is not None and row["owner"] != owner):
-        raise JobNotFound(job_id)
+        raise NotFound("job", job_id)
     return job_of(row)
 
 

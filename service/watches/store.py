@@ -12,40 +12,14 @@ from service.db.tables import jobs, watch_items, watches
 from service.ids import is_id, new_id
 from service.jobs.keys import Replay, Submission, hand_in
 from service.jobs.records import JsonObject, now
+from service.refusals import NotFound, StateRefused, TooMany, require_fewer
 from service.watches.records import NewWatch, Watch, WatchItem, watch_of
-from workers.errors import InputError
 
 MOST_PER_OWNER = 100
 """A few threads look at all watches in turn: one owner should not keep the others waiting."""
 
-
-class WatchNotFound(InputError):
-    """There is no watch of this id, or none for this caller."""
-
-    code = "not-found"
-
-    def __init__(self, watch_id: str) -> None:
-        super().__init__(f"there is no watch {watch_id}", hint="GET /v1/watches lists the watches.")
-
-
-class TooManyWatches(InputError):
-    """An owner has as many as it may."""
-
-    code = "too-many-watches"
-
-    def __init__(self) -> None:
-        message = f"{MOST_PER_OWNER} watches of this token are there already, and more may not be"
-        super().__init__(message, hint="Delete some, or let one of them look with a wider pattern.")
-
-
-class WatchPaused(InputError):
-    """A paused watch is not looked at."""
-
-    code = "invalid-state"
-
-    def __init__(self, watch_id: str) -> None:
-        hint = 'Resume it first: PATCH it with {"state": "active"}.'
-        super().__init__(f"watch {watch_id} is paused", hint=hint, expected="active", found="paused")
+ENOUGH_HINT = "Delete some, or let one of them look with a wider pattern."
+RESUME_HINT = 'Resume it first: PATCH it with {"state": "active"}.'
 
 
 PLAIN: Submission[Watch] = Submission()
@@ -63,23 +37,22 @@ class WatchStore:
     def create(self, new: NewWatch, how: Submission[Watch] = PLAIN) -> Watch | Replay:
         """Store a watch, whose first look is due at once, or find what the same key was answered before.
 
-        ``TooManyWatches`` when its owner has enough, ``KeyReused`` for a key's other request.
+        ``TooMany`` when its owner has enough, ``KeyReused`` for a key's other request.
         """
         watch_id, moment = new_id("watch"), now()
         values: JsonObject = {name: getattr(new, name) for name in NewWatch.__dataclass_fields__}
         times = dict.fromkeys(("created_at", "updated_at", "next_look_at"), moment)
 
         def make(connection: Connection) -> Watch:
-            count = select(func.count()).where(watches.c.owner == new.owner)
-            if connection.execute(count).scalar_one() >= MOST_PER_OWNER:
-                raise TooManyWatches
+            enough = TooMany("watch", MOST_PER_OWNER, ENOUGH_HINT)
+            require_fewer(self._database, connection, watches, new.owner, enough)
             connection.execute(insert(watches).values(id=watch_id, state="active", **values, **times))
             return _get(connection, watch_id)
 
         return hand_in(self._database, how, make)
 
     def get(self, watch_id: str, owner: str | None = None) -> Watch:
-        """The watch, or ``WatchNotFound``."""
+        """The watch, or ``NotFound``."""
         with self._database.read() as connection:
             return _get(connection, watch_id, owner)
 
@@ -132,10 +105,10 @@ class WatchStore:
             return _get(connection, watch_id)
 
     def look_now(self, watch_id: str, owner: str | None = None) -> Watch:
-        """Make the next look due at once, and have it judge anew what waits; ``WatchPaused`` for one that is."""
+        """Make the next look due at once, and have it judge anew what waits; ``StateRefused`` for a paused one."""
         with self._database.write() as connection:
             if _row(connection, watch_id, owner, lock=True)["state"] == "paused":
-                raise WatchPaused(watch_id)
+                raise StateRefused(f"watch {watch_id}", "paused", ("active",), RESUME_HINT)
             connection.execute(update(watches).where(watches.c.id == watch_id).values(next_look_at=now()))
             _judge_again(connection, watch_id, ("waiting",))
             return _get(connection, watch_id)
@@ -154,11 +127,11 @@ def _judge_again(connection: Connection, watch_id: str, states: Sequence[str]) -
 
 def _row(connection: Connection, watch_id: str, owner: str | None = None, *, lock: bool = False) -> RowMapping:
     if not is_id("watch", watch_id):
-        raise WatchNotFound(repr(watch_id))
+        raise NotFound("watch", repr(watch_id))
     query = select(watches).where(watches.c.id == watch_id)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None or (owner is not None and row["owner"] != owner):
-        raise WatchNotFound(watch_id)
+        raise NotFound("watch", watch_id)
     return row
 
 

@@ -6,59 +6,23 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
 from service.db.database import Database
 from service.db.tables import webhook_deliveries, webhooks
 from service.ids import is_id, new_id
+from service.refusals import NotFound, StateRefused, TooMany, require_fewer
 from service.times import now
 from service.webhooks.outbox import JsonObject
 from service.webhooks.sending import Outcome
 from service.webhooks.signing import new_secret
-from workers.errors import InputError
 
 MOST_PER_OWNER = 100
+ENOUGH_HINT = "Delete some, or let one of them hear more events."
+ENABLE_HINT = 'Make it active first: PATCH it with {"state": "active"}.'
+DELIVERIES_HINT = "GET /v1/webhooks/{id}/deliveries lists those of this webhook; they are kept for a while only."
 ROTATION = timedelta(hours=24)
 """How long deliveries are signed with the secret before the newest one, too."""
-
-
-class WebhookNotFound(InputError):
-    """There is no webhook of this id for this caller."""
-
-    code = "not-found"
-
-    def __init__(self, webhook_id: str) -> None:
-        super().__init__(f"there is no webhook {webhook_id}", hint="GET /v1/webhooks lists the webhooks.")
-
-
-class DeliveryNotFound(InputError):
-    """There is no delivery of this id to this webhook."""
-
-    code = "not-found"
-
-    def __init__(self, delivery_id: str) -> None:
-        hint = "GET /v1/webhooks/{id}/deliveries lists them; they are kept for a while only."
-        super().__init__(f"there is no delivery {delivery_id} of this webhook", hint=hint)
-
-
-class TooManyWebhooks(InputError):
-    """An owner has as many as it may."""
-
-    code = "too-many-webhooks"
-
-    def __init__(self) -> None:
-        message = f"{MOST_PER_OWNER} webhooks of this token are there already, and more may not be"
-        super().__init__(message, hint="Delete some, or let one of them hear more events.")
-
-
-class WebhookDisabled(InputError):
-    """What was asked needs an active webhook."""
-
-    code = "invalid-state"
-
-    def __init__(self, webhook_id: str) -> None:
-        hint = 'Make it active first: PATCH it with {"state": "active"}.'
-        super().__init__(f"webhook {webhook_id} is disabled", hint=hint, expected="active", found="disabled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +101,7 @@ class WebhookStore:
         self._database = database
 
     def create(self, new: NewWebhook) -> Webhook:
-        """Store a webhook with a fresh secret; ``TooManyWebhooks`` when its owner has enough."""
+        """Store a webhook with a fresh secret; ``TooMany`` when its owner has enough."""
         moment = now()
         row: JsonObject = {
             "id": new_id("webhook"),
@@ -153,14 +117,13 @@ class WebhookStore:
             "updated_at": moment,
         }
         with self._database.write() as connection:
-            count = select(func.count()).where(webhooks.c.owner == new.owner)
-            if connection.execute(count).scalar_one() >= MOST_PER_OWNER:
-                raise TooManyWebhooks
+            enough = TooMany("webhook", MOST_PER_OWNER, ENOUGH_HINT)
+            require_fewer(self._database, connection, webhooks, new.owner, enough)
             connection.execute(insert(webhooks).values(**row))
             return _get(connection, row["id"])
 
     def get(self, webhook_id: str, owner: str | None = None) -> Webhook:
-        """The webhook, or ``WebhookNotFound``."""
+        """The webhook, or ``NotFound``."""
         with self._database.read() as connection:
             return _get(connection, webhook_id, owner)
 
@@ -219,19 +182,19 @@ class WebhookStore:
             return [delivery_of(row) for row in connection.execute(query).mappings()]
 
     def delivery(self, webhook: Webhook, delivery_id: str) -> Delivery:
-        """One delivery of a webhook, or ``DeliveryNotFound``."""
+        """One delivery of a webhook, or ``NotFound``."""
         with self._database.read() as connection:
             return _delivery(connection, webhook.id, delivery_id)
 
     def redeliver(self, webhook: Webhook, delivery_id: str) -> Delivery:
         """Send a delivery again, at once and with all its attempts anew; its id, and so ``webhook-id``, stays.
 
-        One that is being sent at this moment is left alone. ``WebhookDisabled`` when nothing is sent at all.
+        One that is being sent at this moment is left alone. ``StateRefused`` when nothing is sent at all.
         """
         table = webhook_deliveries
         with self._database.write() as connection:
             if _get(connection, webhook.id, lock=True).state != "active":
-                raise WebhookDisabled(webhook.id)
+                raise StateRefused(f"webhook {webhook.id}", "disabled", ("active",), ENABLE_HINT)
             _delivery(connection, webhook.id, delivery_id)
             again: JsonObject = {"state": "pending", "attempts": 0, "next_attempt_at": now()}
             # An attempt under way has neither status nor error yet, see service.webhooks.claims.
@@ -262,21 +225,21 @@ class WebhookStore:
 
 def _get(connection: Connection, webhook_id: str, owner: str | None = None, *, lock: bool = False) -> Webhook:
     if not is_id("webhook", webhook_id):
-        raise WebhookNotFound(repr(webhook_id))
+        raise NotFound("webhook", repr(webhook_id))
     query = select(webhooks).where(webhooks.c.id == webhook_id)
     # Locked, where there are locks, it is not deleted before what follows is written.
     row = connection.execute(query.with_for_update(key_share=True) if lock else query).mappings().first()
     if row is None or (owner is not None and row["owner"] != owner):
-        raise WebhookNotFound(webhook_id)
+        raise NotFound("webhook", webhook_id)
     return webhook_of(row)
 
 
 def _delivery(connection: Connection, webhook_id: str, delivery_id: str) -> Delivery:
     if not is_id("delivery", delivery_id):
-        raise DeliveryNotFound(repr(delivery_id))
+        raise NotFound("delivery", repr(delivery_id), DELIVERIES_HINT)
     table = webhook_deliveries
     query = select(table).where(table.c.id == delivery_id, table.c.webhook_id == webhook_id)
     row = connection.execute(query).mappings().first()
     if row is None:
-        raise DeliveryNotFound(delivery_id)
+        raise NotFound("delivery", delivery_id, DELIVERIES_HINT)
     return delivery_of(row)

@@ -13,12 +13,13 @@ from service.batches import store as store_module
 from service.batches.drafts import Draft
 from service.batches.keeper import Keeper
 from service.batches.records import NewBatch
-from service.batches.store import BatchState, BatchStore, ItemsRefused
+from service.batches.store import BatchStore, ItemsRefused
 from service.db.tables import batch_items, batches, jobs, webhook_deliveries, webhooks
 from service.jobs.keys import Submission
 from service.jobs.leases import LeaseRules, Leases
 from service.jobs.records import NewJob, now
 from service.jobs.store import JobFilter, JobStore, TooManyQueued
+from service.refusals import StateRefused
 
 RESULT = {"bytes": 100, "seconds": 2.0, "already_there": False}
 SKIPPED = {"bytes": 0, "seconds": 0.1, "already_there": True}
@@ -263,10 +264,10 @@ def test_nothing_is_queued_again_while_a_batch_is_being_cancelled(made):
     batch = made.batch("/1", "/2")
     made.leases.claim()
     made.batches.cancel(batch.id)
-    with pytest.raises(BatchState, match="is cancelling") as caught:
+    with pytest.raises(StateRefused, match="is cancelling") as caught:
         made.batches.retry_failed(batch.id)
     assert caught.value.hint
-    with pytest.raises(BatchState, match="is cancelling"):
+    with pytest.raises(StateRefused, match="is cancelling"):
         made.batches.delete(batch.id)
 
 

@@ -27,8 +27,9 @@ from service.jobs.leases import Leases
 from service.jobs.parts import REPORT, keep_document
 from service.jobs.records import NewJob, now
 from service.jobs.retention import Janitor, Retention
-from service.jobs.store import JobNotFound, JobStore
+from service.jobs.store import JobStore
 from service.jobs.waiting import Waiting
+from service.refusals import NotFound
 from tests.seaweed import S3Server
 from tests.service.conftest import FakeConverter, eventually, running
 from workers.convert import convert
@@ -75,7 +76,7 @@ def test_finished_jobs_go_after_their_time_and_their_events_before(database, sto
     with database.write() as connection:
         connection.execute(update(jobs).where(jobs.c.id == live).values(updated_at=now() - timedelta(days=99)))
     janitor.sweep()
-    with pytest.raises(JobNotFound):
+    with pytest.raises(NotFound):
         store.get(old)
     assert count(database, job_documents, job_documents.c.job_id == old) == 0
     assert [event.type for event in store.events(middle, 0, 99)[1]] == ["job.succeeded"]

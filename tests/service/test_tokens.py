@@ -15,10 +15,11 @@ from service.access import keyring
 from service.access.keyring import Keyring
 from service.access.principals import ADMINISTRATOR
 from service.access.rates import Rates, Streams, TooFast, TooManyStreams, neighbourhood
-from service.access.tokens import BadToken, EndedToken, NewToken, TokenNotFound, TokenStore
+from service.access.tokens import BadToken, EndedToken, NewToken, TokenStore
 from service.api.context import _caller
 from service.app import create_app
 from service.db import tables
+from service.refusals import NotFound
 from service.settings import Settings
 from service.times import now
 from tests.service.conftest import TOKEN, FakeConverter, eventually, running
@@ -77,9 +78,9 @@ def test_tokens_come_in_pages_from_the_newest_on(store):
     first = store.page(2)
     assert [token.id for token in first] == [made[2], made[1]]
     assert [token.id for token in store.page(2, first[-1].id)] == [made[0]]
-    with pytest.raises(TokenNotFound):
+    with pytest.raises(NotFound):
         store.get("token_0")
-    with pytest.raises(TokenNotFound):
+    with pytest.raises(NotFound):
         store.get("\x00")
 
 

@@ -18,6 +18,7 @@ from service.jobs.addresses import Places
 from service.jobs.records import NewJob, now
 from service.jobs.store import JobFilter, JobStore
 from service.watches import looks as looks_module
+from service.watches import watcher as watcher_module
 from service.watches.look import LONGEST_LOOK_S, Tools
 from service.watches.looks import LookOver, Looks
 from service.watches.records import NewWatch
@@ -27,6 +28,7 @@ from tests.service.command import CASES
 from tests.service.conftest import eventually
 from workers.convert import plan_source
 from workers.errors import StorageError
+from workers.storage.local import LocalFolder
 
 CASE = CASES / "llama-gqa-fsdp2-ws2" / "input"
 RANKS = ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt")
@@ -378,3 +380,37 @@ def test_what_was_seen_before_there_were_ids_gets_them_in_its_order(url):
     assert [item.source for item in items] == names
     assert len({item.id for item in items}) == 3
     database.close()
+
+
+def test_a_storage_that_hangs_holds_up_its_own_watch_alone_and_says_so(database, tmp_path, monkeypatch):
+    monkeypatch.setattr(watcher_module, "LONGEST_LOOK_S", 0.3)
+    answer, asked, real = threading.Event(), [], LocalFolder.list
+
+    def hang(folder, *given, **how):
+        if "hung" in folder.address.url:
+            asked.append(folder.address.url)
+            answer.wait(30)
+        return real(folder, *given, **how)
+
+    monkeypatch.setattr(LocalFolder, "list", hang)
+    begin(tmp_path / "hung" / "global_step_1")
+    shutil.copytree(CASE, tmp_path / "well" / "global_step_1")
+    hung = Watched(database, tmp_path / "hung")
+    well = WatchStore(database).create(NewWatch(**{**fields_of(hung.watch), "prefix": str(tmp_path / "well")}))
+    hung.look(times=6)
+    error = hung.store.get(hung.watch.id).error
+    assert "does not answer" in error["message"]
+    assert error["hint"]
+    assert len(asked) == 1, "it is not asked again while the question hangs"
+    assert [job.watch_id for job in hung.jobs.page(JobFilter(), 10)] == [well.id]
+    answer.set()
+
+    def answered():
+        hung.watcher.look()
+        return hung.store.get(hung.watch.id).error is None
+
+    eventually(answered, "the watch goes on")
+
+
+def fields_of(watch):
+    return {name: getattr(watch, name) for name in NewWatch.__dataclass_fields__}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 
@@ -15,17 +16,14 @@ from service.ids import new_id
 from service.jobs.leases import Leases
 from service.jobs.records import NewJob, append_event, now
 from service.jobs.store import JobStore, insert_jobs
+from service.refusals import NotFound, StateRefused, TooMany
 from service.webhooks import claims as rules
 from service.webhooks.claims import DELIVERED, FAILED, RETRIED, Claims
 from service.webhooks.outbox import EVENT_TYPES, MOST_BODY_BYTES, Happening, encoded, enqueue, fitted, hears
 from service.webhooks.sending import Outcome
 from service.webhooks.store import (
     MOST_PER_OWNER,
-    DeliveryNotFound,
     NewWebhook,
-    TooManyWebhooks,
-    WebhookDisabled,
-    WebhookNotFound,
     WebhookStore,
 )
 
@@ -274,7 +272,7 @@ def test_a_webhook_that_refuses_again_and_again_is_disabled_and_can_be_enabled(d
     assert tell(database) == 0, "nothing is told to a disabled webhook"
     make_due(database)
     assert (claims.due(), claims.claim(mine.id, 9)) == ([], [])
-    with pytest.raises(WebhookDisabled):
+    with pytest.raises(StateRefused):
         store.redeliver(mine, log_of(store, mine)[0].id)
     again = store.change(mine.id, {"state": "active"})
     assert (again.state, again.disabled_reason) == ("active", None)
@@ -354,15 +352,15 @@ def test_a_webhook_is_there_for_its_owner_alone(store):
     assert [found.id for found in store.page("anna", 10)] == [mine.id]
     assert (store.page("ben", 10), len(store.page(None, 10))) == ([], 1)
     for ask in (store.get, store.rotate_secret, store.delete):
-        with pytest.raises(WebhookNotFound):
+        with pytest.raises(NotFound):
             ask(mine.id, "ben")
-    with pytest.raises(WebhookNotFound):
+    with pytest.raises(NotFound):
         store.change(mine.id, {"events": ["*"]}, "ben")
     for wrong in ("webhook_0", "x'; --", "webhook_\x00"):
-        with pytest.raises(WebhookNotFound):
+        with pytest.raises(NotFound):
             store.get(wrong)
     for wrong in ("delivery_0", "x\x00"):
-        with pytest.raises(DeliveryNotFound):
+        with pytest.raises(NotFound):
             store.delivery(mine, wrong)
 
 
@@ -370,7 +368,7 @@ def test_an_owner_has_so_many_webhooks_and_no_more(store, monkeypatch):
     monkeypatch.setattr("service.webhooks.store.MOST_PER_OWNER", 2)
     hook(store)
     hook(store)
-    with pytest.raises(TooManyWebhooks):
+    with pytest.raises(TooMany):
         hook(store)
     hook(store, owner="ben")
     assert MOST_PER_OWNER > 2
@@ -422,3 +420,18 @@ def test_secrets_and_urls_stay_out_of_a_webhooks_name(store):
     mine = hook(store)
     assert mine.secrets[0] not in repr(mine)
     assert mine.url not in repr(mine)
+
+
+def test_of_many_requests_at_once_no_more_are_taken_than_may_be(database, monkeypatch):
+    monkeypatch.setattr("service.webhooks.store.MOST_PER_OWNER", 3)
+    store = WebhookStore(database)
+
+    def create(number: int) -> bool:
+        try:
+            store.create(NewWebhook("anna", f"https://example.com/{number}", ["*"]))
+        except TooMany:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(create, range(16))) == 3
