@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -18,6 +19,7 @@ from service.jobs.keys import Replay, RequestKey, Submission
 from service.jobs.records import Job, JsonObject, NewJob
 from service.jobs.store import JobFilter
 from service.jobs.submit import checked
+from service.refusals import NotFound
 from workers.options import ConvertOptions
 
 DEFAULT_RETRY = schemas.RetryRequest()
@@ -52,8 +54,9 @@ async def submit(
     here.runner.wake()
     if how.wait:
         job_id = made.resource_id if isinstance(made, Replay) else made.id
-        ended = await until(here, job_id, lambda job: job.is_terminal, seconds(how.wait))
-        made = dataclasses.replace(made, answer=_spelled(ended)) if isinstance(made, Replay) else ended
+        with suppress(NotFound):  # forgotten since the key was answered first, or while this waits for its end
+            ended = await until(here, job_id, lambda job: job.is_terminal, seconds(how.wait))
+            made = dataclasses.replace(made, answer=_spelled(ended)) if isinstance(made, Replay) else ended
     return created("jobs", made if isinstance(made, Replay) else _spelled(made))
 
 

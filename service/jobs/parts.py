@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,11 +104,11 @@ def pack_rows(rows: Iterable[JsonObject]) -> bytes:
 
 def unpack_rows(content: bytes, start: int = 0) -> Iterator[JsonObject]:
     """The objects of ``pack_rows`` from number ``start`` on."""
+    # Line by line: of a large model all of them together are many times the size of what is stored.
     with zstandard.ZstdDecompressor().stream_reader(content) as reader:
-        lines = reader.read().split(b"\n")
-    for number, line in enumerate(lines):
-        if line and (number + 1) * BLOCK_ROWS > start:
-            yield from json.loads(line)[max(0, start - number * BLOCK_ROWS) :]
+        for number, line in enumerate(io.BufferedReader(reader)):
+            if (number + 1) * BLOCK_ROWS > start:
+                yield from json.loads(line)[max(0, start - number * BLOCK_ROWS) :]
 
 
 def begin_attempt(connection: Connection, job_id: str, attempt: int, lease_owner: str) -> None:
