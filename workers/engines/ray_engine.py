@@ -153,6 +153,7 @@ class _RayRun:
                 self._open_files()
                 self._supply()
                 self._collect()
+                self._pool.refill()
         except BaseException:
             self._stop()
             raise
@@ -411,23 +412,49 @@ class _RayRun:
 
     def _prove_shared_storage(self) -> None:
         """Several nodes can write one folder only if they all see it: a file written here must be there."""
-        workers = [*self._pool.mergers, *self._pool.collectors]
         here = ray.get_runtime_context().get_node_id()
-        if not self._is_local or {worker.node for worker in workers} == {here}:
+        if not self._is_local or {worker.node for worker in self._workers()} == {here}:
             return
         content = f"{self._address.job} {time.time()}".encode()
         self._root.write(NONCE, content)
         try:
-            calls = [worker.handle.sees.remote(self._work.staging, NONCE, content) for worker in workers]
-            seen = ray.get(calls, timeout=PROOF_TIMEOUT_S)
+            blind = self._blind_nodes(content)
         finally:
             self._root.delete([NONCE])
-        blind = sorted({worker.node for worker, sees in zip(workers, seen, strict=True) if not sees})
         if blind:
             raise StorageError(
                 f"{self._work.staging.url} is not shared: node {blind[0]} and {len(blind) - 1} more don't see it",
                 hint="Convert to storage that all nodes mount, or to a bucket.",
             )
+
+    def _blind_nodes(self, content: bytes) -> list[str]:
+        """Nodes that don't see the nonce. Workers that were lost since the last job are found and replaced here."""
+        for _ in range(MOST_ATTEMPTS):
+            workers = self._workers()
+            calls = [worker.handle.sees.remote(self._work.staging, NONCE, content) for worker in workers]
+            blind, lost = set(), False
+            for worker, call in zip(workers, calls, strict=True):
+                try:
+                    if not ray.get(call, timeout=PROOF_TIMEOUT_S):
+                        blind.add(worker.node)
+                except LOST:
+                    lost = True
+                    self._replace(worker)
+            if not lost:
+                return sorted(blind)
+        raise StorageError(
+            f"workers of the Ray cluster were lost {MOST_ATTEMPTS} times before they could begin",
+            hint="Look at the cluster's logs: its nodes or their workers end.",
+        )
+
+    def _workers(self) -> list[Worker]:
+        return [*self._pool.mergers, *self._pool.collectors]
+
+    def _replace(self, dead: Worker) -> None:
+        if dead.name.startswith("merger"):
+            self._pool.replace_merger(dead)
+        else:
+            self._pool.replace_collector(dead)
 
 
 def _answers(worker: Worker) -> bool:

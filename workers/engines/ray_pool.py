@@ -9,8 +9,11 @@ import logging
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -28,11 +31,18 @@ NAMESPACE = "unshard"
 EMBEDDED_STORE_BYTES = 1 << 30
 """Object store of an embedded cluster: it carries parts on their way to a bucket, and nothing else."""
 
+COLLECTOR_MEMORY_BYTES = 1
+"""What a collector asks for: Ray puts an actor that asks for nothing on any node, whatever node it is told."""
+
 STORE_SHARE = 0.6
 """Share of a node's object store that parts under way may fill; beyond it Ray spills to disk."""
 
 START_TIMEOUT_S = 90.0
 REPLACE_TIMEOUT_S = 30.0
+REFILL_EVERY_S = 1.0
+START_ATTEMPTS = 3
+"""Times that a worker is begun in place of another when it ends before it answers."""
+
 LISTENER_TIMEOUT_S = 10.0
 LOST = (
     ray.exceptions.RayActorError,
@@ -66,6 +76,20 @@ class Worker:
     pid: int = 0
 
 
+class _DidNotStartError(InsufficientResources):
+    """Workers ended before they answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A merger that was placed and has not answered yet."""
+
+    worker: Worker
+    ready: Any
+    deadline: float
+    """By the monotonic clock."""
+
+
 class Pool:
     """Mergers and collectors of one cluster. Thread-safe."""
 
@@ -75,6 +99,8 @@ class Pool:
         self._owns_cluster = False
         self._numbers = 0
         self._missing = 0
+        self._coming: _Coming | None = None
+        self._look_again = 0.0
         self.nodes: list[dict[str, Any]] = []
         """The cluster's nodes as ``check`` saw them last, as JSON values."""
         self.mergers: list[Worker] = []
@@ -96,18 +122,52 @@ class Pool:
         self.nodes = _described_nodes()
         if not self.nodes:
             return "no node of the Ray cluster is alive"
-        here = ray.get_runtime_context().get_node_id()
-        if here not in {node["id"] for node in self.nodes}:
+        alive = {node["id"] for node in self.nodes}
+        if ray.get_runtime_context().get_node_id() not in alive:
             return "the Ray node of this machine is gone"
+        self._drop_lost(alive)
         return None
 
     def refill(self) -> None:
-        """Place mergers that were lost with a node, as soon as there is room for them."""
-        if not self._missing or _RAY.available_resources().get("CPU", 0) < self._options.num_cpus:
+        """Place mergers that were lost, as soon as there is room for them; waits for nothing."""
+        if not self._missing or time.monotonic() < self._look_again or not self._lock.acquire(blocking=False):
             return
-        with self._lock, suppress(InsufficientResources):
-            self.mergers += self._place([self._new_merger()], REPLACE_TIMEOUT_S)
+        try:
+            self._look_again = time.monotonic() + REFILL_EVERY_S
+            if self._coming is not None:
+                self._take_in(self._coming)
+            elif _RAY.available_resources().get("CPU", 0) >= self._options.num_cpus:
+                worker = self._new_merger()
+                self._coming = _Coming(worker, worker.handle.ready.remote(), time.monotonic() + REPLACE_TIMEOUT_S)
+        finally:
+            self._lock.release()
+
+    def _take_in(self, coming: _Coming) -> None:
+        """Use a merger that was placed when it answers; one that doesn't in time is given up."""
+        ready, _ = ray.wait([coming.ready], timeout=0)
+        if not ready and time.monotonic() < coming.deadline:
+            return
+        self._coming = None
+        if not ready:
+            ray.kill(coming.worker.handle)
+            return
+        with suppress(*LOST):
+            coming.worker.node, coming.worker.pid = ray.get(coming.ready)
+            self.mergers.append(coming.worker)
             self._missing -= 1
+
+    def _drop_lost(self, alive: set[str]) -> None:
+        """Leave out workers of nodes that are gone. The last of a kind stays: whoever needs it replaces it."""
+        if not self._lock.acquire(blocking=False):
+            return  # somebody replaces workers already, and may wait for a place
+        try:
+            for workers in (self.mergers, self.collectors):
+                for worker in [worker for worker in workers if worker.node not in alive]:
+                    if len(workers) > 1:
+                        workers.remove(worker)
+                        self._missing += workers is self.mergers
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """End the actors, and the cluster if this pool started it."""
@@ -120,31 +180,27 @@ class Pool:
             if self._owns_cluster:
                 ray.shutdown()
 
-    def replace_merger(self, dead: Worker) -> Worker:
-        """A new merger for one that died; another job may have replaced it already."""
+    def replace_merger(self, dead: Worker) -> None:
+        """Go on without a merger that died; the last one is replaced at once, the others by ``refill``."""
         with self._lock:
             ray.kill(dead.handle)  # one that only seemed dead would keep its place and go on writing
-            if dead in self.mergers:
-                try:
-                    fresh = self._place([self._new_merger()], REPLACE_TIMEOUT_S)[0]
-                except InsufficientResources:
-                    if len(self.mergers) == 1:
-                        raise
-                    self.mergers.remove(dead)  # its node is gone, too: the others go on, see ``refill``
-                    self._missing += 1
-                else:
-                    self.mergers[self.mergers.index(dead)] = fresh
-                    return fresh
-            return self.mergers[self._numbers % len(self.mergers)]
+            if dead not in self.mergers:
+                return  # another job missed it, too
+            if len(self.mergers) > 1:
+                self.mergers.remove(dead)
+                self._missing += 1
+            else:
+                self.mergers[:] = [self._placed(self._new_merger for _ in range(START_ATTEMPTS))]
 
     def replace_collector(self, dead: Worker) -> Worker:
         """A new collector for one that died, on its node if that is still there."""
         with self._lock:
             ray.kill(dead.handle)
             if dead in self.collectors:
-                nodes = _alive_nodes()
-                node = dead.node if dead.node in nodes else nodes[0]
-                fresh = self._place([self._new_collector(node)])[0]
+                # A node that has just gone may still be told as alive; this one is.
+                here = ray.get_runtime_context().get_node_id()
+                nodes = (dead.node, *(here,) * (START_ATTEMPTS - 1)) if dead.node in _alive_nodes() else (here,)
+                fresh = self._placed(partial(self._new_collector, node) for node in nodes)
                 self.collectors[self.collectors.index(dead)] = fresh
                 return fresh
             return next((worker for worker in self.collectors if worker.node == dead.node), self.collectors[0])
@@ -199,12 +255,24 @@ class Pool:
         self._numbers += 1
         actor = _RAY.remote(
             num_cpus=0,
+            memory=COLLECTOR_MEMORY_BYTES,
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=1000,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
         )(CollectorActor)
         return Worker(f"collector-{self._numbers}", actor.remote(), node)
+
+    def _placed(self, attempts: Iterable[Callable[[], Worker]]) -> Worker:
+        """The first of several attempts at a worker that starts: Ray may try a node that is just going."""
+        failure: InsufficientResources | None = None
+        for attempt in attempts:
+            try:
+                return self._place([attempt()], REPLACE_TIMEOUT_S)[0]
+            except _DidNotStartError as error:
+                failure = error
+        assert failure is not None  # noqa: S101 - there is at least one attempt
+        raise failure
 
     def _place(self, workers: list[Worker], timeout_s: float | None = None) -> list[Worker]:
         """Wait until actors run, since Ray lets one that fits nowhere wait for ever without a word."""
@@ -220,7 +288,7 @@ class Pool:
         except LOST as error:
             for worker in workers:
                 ray.kill(worker.handle)
-            raise InsufficientResources(
+            raise _DidNotStartError(
                 f"workers of the Ray cluster could not start: {_reason(error)}",
                 hint="Look at the cluster's logs; workers that ask for a GPU need a CUDA build of torch.",
             ) from error
