@@ -19,6 +19,7 @@ import ray.exceptions
 from workers.engines import Work
 from workers.engines.ray_actors import JobAddress
 from workers.engines.ray_pool import LOST, Pool, PoolOptions, Worker
+from workers.engines.ray_reasons import MEMORY_HINT, is_short_of_memory, reason_of
 from workers.errors import Cancelled, InsufficientResources, InternalError, StorageError, UnshardError
 from workers.events import Retried
 from workers.storage import open_folder
@@ -297,7 +298,7 @@ class _RayRun:
                 f"worker {call.worker.name} ran out of memory while it made {self._work.files[call.file].path}",
                 file=self._work.files[call.file].path,
                 expected=f"{self._work.worker_bytes} bytes for each worker",
-                hint="Give workers more memory or allow less with --memory.",
+                hint=MEMORY_HINT,
             ) from error
         else:
             raise InternalError(f"a worker failed: {type(cause).__name__}: {cause}") from error
@@ -347,11 +348,13 @@ class _RayRun:
         self._attempts[key] = self._attempts.get(key, 0) + 1
         if self._attempts[key] >= MOST_ATTEMPTS:
             raise StorageError(
-                f"{output.path} could not be written: its collector was lost {self._attempts[key]} times",
+                f"{output.path} could not be written: its collector was lost {self._attempts[key]} times: "
+                f"{reason_of(reason)}",
                 file=output.path,
-                hint=f"Look at the cluster's logs; the last reason was: {_first_line(reason)}",
+                found=reason_of(reason),
+                hint=MEMORY_HINT if is_short_of_memory(reason) else "Look at the logs of the cluster's nodes.",
             )
-        self._work.collection.tell(Retried(output.first_part, self._attempts[key], _first_line(reason)))
+        self._work.collection.tell(Retried(output.first_part, self._attempts[key], reason_of(reason)))
         collector = self._pool.replace_collector(state.collector) if replace else state.collector
         self._files[file] = _File(collector, generation=state.generation + 1)
         waiting, self._queue = self._queue, deque()
@@ -365,11 +368,15 @@ class _RayRun:
                 first = int(self._recipe.parts.first_segment[part])
                 name = self._recipe.targets[int(self._recipe.parts.target[first])].name
                 raise InsufficientResources(
-                    f"the part that holds tensor {name} lost its worker {self._attempts[part]} times",
+                    f"the part that holds tensor {name} lost its worker {self._attempts[part]} times: "
+                    f"{reason_of(reason)}",
+                    file=self._work.files[int(self._recipe.parts.file[part])].path,
                     tensor=name,
-                    hint=f"Give workers more memory or allow less with --memory; the reason: {_first_line(reason)}",
+                    expected=f"{self._work.worker_bytes} bytes of memory for each worker, beside Python's own",
+                    found=reason_of(reason),
+                    hint=MEMORY_HINT if is_short_of_memory(reason) else "Look at the logs of the cluster's nodes.",
                 )
-            self._work.collection.tell(Retried(part, self._attempts[part], _first_line(reason)))
+            self._work.collection.tell(Retried(part, self._attempts[part], reason_of(reason)))
             self._queue.appendleft(part)
 
     def _stop(self) -> None:
@@ -467,7 +474,3 @@ def _answers(worker: Worker) -> bool:
     except (*LOST, ray.exceptions.GetTimeoutError):
         return False
     return True
-
-
-def _first_line(reason: BaseException) -> str:
-    return (str(reason).strip().splitlines() or [type(reason).__name__])[0]

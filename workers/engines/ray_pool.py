@@ -22,6 +22,7 @@ from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from workers.engines.ray_actors import CollectorActor, MergerActor
+from workers.engines.ray_reasons import MEMORY_HINT, is_short_of_memory, reason_of
 from workers.errors import InsufficientResources, StorageError
 
 _RAY: Any = ray
@@ -288,9 +289,14 @@ class Pool:
         except LOST as error:
             for worker in workers:
                 ray.kill(worker.handle)
+            short = is_short_of_memory(error)
             raise _DidNotStartError(
-                f"workers of the Ray cluster could not start: {_reason(error)}",
-                hint="Look at the cluster's logs; workers that ask for a GPU need a CUDA build of torch.",
+                f"workers of the Ray cluster could not start: {reason_of(error)}",
+                expected="nodes with memory to spare" if short else None,
+                found=reason_of(error) if short else None,
+                hint=MEMORY_HINT
+                if short
+                else "Look at the cluster's logs; workers that ask for a GPU need a CUDA build of torch.",
             ) from error
         for worker, (node, pid) in zip(workers, places, strict=True):
             worker.node, worker.pid = node, pid
@@ -307,11 +313,6 @@ class Pool:
             found=f"{' and '.join(shown)} free",
             hint="Ask for fewer workers, for less per worker, or add nodes.",
         )
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 def _require_listener(address: str) -> None:
