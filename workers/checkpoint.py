@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -23,6 +23,14 @@ from workers.tolerance import refuse
 
 MAX_DIMENSIONS = 8
 """Most dimensions a tensor may have; models use up to five, convolutions included."""
+
+MOST_ELEMENTS = 1 << 46
+"""Elements of a tensor: many times those of the largest model. A file can claim any number, by strides of 0."""
+
+MOST_REPEATED_BYTES = 16 << 30
+"""Bytes of a piece beyond which its storage must hold a share of them: small ones repeat elements, as masks do."""
+LEAST_SHARE = 64
+"""One part in so many."""
 
 NO_CHECKSUM = -1
 
@@ -234,6 +242,14 @@ class CheckpointBuilder:
                     f"tensor {name} has {len(shape)} dimensions, more than the {MAX_DIMENSIONS} that are supported",
                     tensor=name,
                 )
+            if prod(shape) > MOST_ELEMENTS:
+                raise GeometryMismatch(
+                    f"tensor {name} {list(shape)} has {prod(shape)} elements, more than a model can have",
+                    tensor=name,
+                    expected=f"at most {MOST_ELEMENTS} elements",
+                    found=f"{prod(shape)} elements",
+                    hint="The file that tells of it is damaged, or was made to exhaust whoever reads it.",
+                )
             self._numbers[name] = number = len(self.tensors)
             self.tensors.append(TensorInfo(name, dtype, shape))
         elif (known := self.tensors[number]).shape != shape or known.dtype != dtype:
@@ -305,6 +321,7 @@ class CheckpointBuilder:
         repeat = same_box_as_previous(table.columns[:, 0], table.offsets, table.sizes)
         pieces, replicas = (table.select(rows).table(len(self.tensors)) for rows in (~repeat, repeat))
         self._check_inside(pieces, storages)
+        self._check_held(pieces, storages)
         for fault in cover_faults(
             pieces.tensor, pieces.offsets, pieces.sizes, padded_shapes(self.tensors, dimensions)
         ):
@@ -328,6 +345,26 @@ class CheckpointBuilder:
                 expected=f"a box inside of {list(tensor.shape)}",
                 found=_box_text(pieces, row, len(tensor.shape)),
                 hint="The file was written by another run, or its metadata is damaged.",
+            )
+
+    def _check_held(self, pieces: PieceTable, storages: IntArray) -> None:
+        """Refuse pieces that claim to be far larger than what their storages hold."""
+        kinds = (ELEMENT_TYPES.get(tensor.dtype) for tensor in self.tensors)
+        widths = np.array([kind.size_bytes if kind else 0 for kind in kinds], dtype=np.int64)
+        claimed = pieces.sizes.prod(axis=1) * widths[pieces.tensor]
+        held = storages[pieces.storage, 5]
+        beyond = np.flatnonzero((claimed > MOST_REPEATED_BYTES) & (claimed // LEAST_SHARE > held))
+        if len(beyond):
+            row = int(beyond[0])
+            tensor, file = self.tensors[pieces.tensor[row]], self.files[storages[pieces.storage[row], 0]].path
+            raise GeometryMismatch(
+                f"{file}: tensor {tensor.name} {list(tensor.shape)} has {claimed[row]} bytes, which repeat the "
+                f"{held[row]} of its storage",
+                tensor=tensor.name,
+                file=file,
+                expected=f"at most {MOST_REPEATED_BYTES} bytes, or {LEAST_SHARE} times those of the storage",
+                found=f"{claimed[row]} bytes",
+                hint="The tensor was expanded, and is no weight: leave it out where the checkpoint is saved.",
             )
 
     def _overlap(self, pieces: PieceTable, storages: IntArray, rows: tuple[int, int]) -> GeometryMismatch:
@@ -396,54 +433,6 @@ def _storage_table(rows: IntArray) -> StorageTable:
         crc32=rows[:, 3].copy(),
         encoding=rows[:, 4].astype(np.int8),
         decoded_length=rows[:, 5].copy(),
-    )
-
-
-def combine(first: Checkpoint, second: Checkpoint, prefix: str) -> Checkpoint:
-    """One checkpoint with the tensors of both; those of ``second`` get ``prefix`` before their names.
-
-    Everything but tensors, files and pieces is the first one's. Meant for an adapter and its base model.
-    """
-    files = tuple(replace(file, folder=file.folder or first.address) for file in first.files)
-    files += tuple(replace(file, folder=file.folder or second.address) for file in second.files)
-    tensors = first.tensors + tuple(replace(tensor, name=prefix + tensor.name) for tensor in second.tensors)
-    storages = _joined_storages(first, second)
-    return replace(
-        first,
-        files=files,
-        tensors=tensors,
-        storages=storages,
-        pieces=_joined_pieces(first, first.pieces, second.pieces),
-        replicas=_joined_pieces(first, first.replicas, second.replicas),
-    )
-
-
-def _joined_storages(first: Checkpoint, second: Checkpoint) -> StorageTable:
-    a, b = first.storages, second.storages
-    return StorageTable(
-        file=np.concatenate((a.file, b.file + len(first.files))).astype(np.int32),
-        offset=np.concatenate((a.offset, b.offset)),
-        length=np.concatenate((a.length, b.length)),
-        crc32=np.concatenate((a.crc32, b.crc32)),
-        encoding=np.concatenate((a.encoding, b.encoding)),
-        decoded_length=np.concatenate((a.decoded_length, b.decoded_length)),
-    )
-
-
-def _joined_pieces(first: Checkpoint, a: PieceTable, b: PieceTable) -> PieceTable:
-    width = max(a.offsets.shape[1], b.offsets.shape[1])
-
-    def padded(values: IntArray, fill: int) -> IntArray:
-        return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=fill)
-
-    return PieceTable(
-        tensor=np.concatenate((a.tensor, b.tensor + len(first.tensors))).astype(np.int32),
-        storage=np.concatenate((a.storage, b.storage + len(first.storages))).astype(np.int32),
-        start=np.concatenate((a.start, b.start)),
-        offsets=np.concatenate((padded(a.offsets, 0), padded(b.offsets, 0))),
-        sizes=np.concatenate((padded(a.sizes, 1), padded(b.sizes, 1))),
-        strides=np.concatenate((padded(a.strides, 0), padded(b.strides, 0))),
-        first=np.concatenate((a.first, b.first[1:] + len(a))),
     )
 
 

@@ -26,6 +26,9 @@ from workers.storage import check_path
 WORKING_COPIES = 3
 """Copies of a block that a worker holds at most: the block, its source elements, and one intermediate."""
 
+LARGEST_RESULT_BYTES = 64 << 40
+"""Many times the largest model, and as much as can be planned in a minute."""
+
 OPTIONS_WITHOUT_EFFECT = frozenset(
     {"overwrite", "resume", "verify", "source_profile", "destination_profile", "config_dir", "step", "role"}
 )
@@ -152,6 +155,7 @@ class Plan:
 def make_plan(checkpoint: Checkpoint, mapping: Mapping, options: ConvertOptions) -> Plan:
     """Lay out what a mapping asks for, and refuse what can't be right or can't be done in the memory given."""
     _check_names(mapping)
+    _check_size(mapping)
     adapters = {path.rpartition("/")[0] for path, _ in mapping.files if path.endswith("adapter_config.json")}
     targets, layout = lay_out(mapping.targets, adapters, options.max_shard_bytes, part_size(options.memory_bytes))
     plan = Plan(
@@ -175,6 +179,20 @@ def make_plan(checkpoint: Checkpoint, mapping: Mapping, options: ConvertOptions)
             hint=f"Allow more memory: --memory {-(-needed // 2**30)}GiB.",
         )
     return plan
+
+
+def _check_size(mapping: Mapping) -> None:
+    """Tensors can claim to be far larger than their files, by repeating what these hold."""
+    sizes = [size_bytes(target.expression.dtype, target.expression.shape) for target in mapping.targets]
+    if sum(sizes) > LARGEST_RESULT_BYTES:
+        largest = mapping.targets[max(range(len(sizes)), key=sizes.__getitem__)]
+        raise GeometryMismatch(
+            f"the result would have {sum(sizes)} bytes, more than any model; tensor {largest.name} has {max(sizes)}",
+            tensor=largest.name,
+            expected=f"at most {LARGEST_RESULT_BYTES} bytes",
+            found=f"{sum(sizes)} bytes",
+            hint="The checkpoint holds expanded tensors, which are no weights: leave them out where it is saved.",
+        )
 
 
 def source_summary(checkpoint: Checkpoint) -> dict[str, Any]:

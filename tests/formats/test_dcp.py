@@ -218,6 +218,12 @@ def test_metadata_that_can_be_none_are_refused_at_once(tmp_path, name, size):
     assert (str(size) if size > 1 else "__0.metadata") in refused(tmp_path, kind).message
 
 
+def test_an_offset_beyond_any_tensor_is_refused(tmp_path):
+    sharding = {"DCP_SHARDING_INFO": json.dumps({WEIGHT: {"saved_offsets": [(1 << 63) - 2, 0]}})}
+    save_file({WEIGHT: torch.ones(2, 3)}, tmp_path / "shard-00001-model-00001-of-00001.safetensors", sharding)
+    assert refused(tmp_path, GeometryMismatch).tensor == WEIGHT
+
+
 def test_numbers_of_safetensors_that_no_rank_has_are_said(tmp_path):
     for rank in (1, 2):
         sharding = {"DCP_SHARDING_INFO": json.dumps({WEIGHT: {"saved_offsets": [2 * rank - 2, 0]}})}

@@ -16,6 +16,7 @@ from torch.distributed.tensor.placement_types import Shard
 from tests.formats.evaluator import Evaluator
 from tests.formats.test_dcp import assert_same, opened, refused
 from tests.rank_files import Saved, write_rank_file
+from workers.convert import plan_source
 from workers.errors import (
     AmbiguousSource,
     CorruptFile,
@@ -24,6 +25,7 @@ from workers.errors import (
     InputError,
     UnmappedTensor,
 )
+from workers.options import ConvertOptions
 
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
 
@@ -68,6 +70,21 @@ def test_views_are_read_from_their_storages_and_small_ones_do_not_read_big_ones(
     assert_same(found, tensors)
     assert len(found.storages) == 1
     assert found.storages.crc32.tolist() == [-1]
+
+
+def test_an_expanded_tensor_is_read_and_one_that_claims_what_no_file_holds_is_refused(tmp_path):
+    mask = torch.arange(64.0).expand(5000, 64)
+    assert_same(opened(saved(tmp_path, {"mask": mask}), family="none"), {"mask": mask})
+    for shape, words in (((1 << 20, 1 << 20), "4 of its storage"), ((1 << 31, 1 << 31), "more than a model can have")):
+        error = refused(saved(tmp_path, {WEIGHT: torch.ones(1).expand(shape)}), GeometryMismatch)
+        assert words in error.message
+        assert error.tensor == WEIGHT
+
+
+def test_a_result_that_is_larger_than_any_model_is_not_planned(tmp_path):
+    many = {f"layers.{number}.mask": torch.ones(1).expand(1 << 16, 1 << 16) for number in range(4097)}
+    with pytest.raises(GeometryMismatch, match=r"more than any model; tensor layers\.0\.mask"):
+        plan_source(str(saved(tmp_path, many)), ConvertOptions(family="none"))
 
 
 def test_a_module_or_a_tensor_is_no_state_dict(tmp_path):

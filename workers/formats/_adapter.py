@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from workers.checkpoint import Adapter, Checkpoint, combine
+from workers.checkpoint import Adapter, Checkpoint
 from workers.errors import IncompleteCheckpoint, InvalidOption, UnmappedTensor
 from workers.families.adapters import PREFIX
 from workers.families.lora_merge import check_base
 from workers.formats import hf_bin, huggingface
+from workers.formats._combined import combine
 from workers.formats._format import Listing
 from workers.formats._model_folder import find_model_files, read_json
 from workers.formats._namings import HUB, TORCHTUNE, naming_of_keys
