@@ -552,6 +552,24 @@ def test_without_prefixes_the_layers_are_shown(tmp_path):
     refused(InvalidOption, tmp_path, "does not say what layers", layer_prefixes="embed")
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_tensor_parallel_layer_files_of_gated_mlps_are_put_together_half_by_half(tmp_path, gated):
+    rows = 12 if gated else 6
+    shapes = {"mlp.dense_h_to_4h.weight": (rows, 4), "mlp.dense_h_to_4h.bias": (rows,)}
+    full = write.values_of(shapes | {"mlp.dense_4h_to_h.weight": (4, 6)})
+    for rank in (0, 1):
+        halves = 2 if gated else 1
+        part = {
+            name: np.concatenate([np.split(half, 2)[rank] for half in np.split(value, halves)])
+            for name, value in full.items()
+            if name in shapes
+        }
+        part["mlp.dense_4h_to_h.weight"] = np.split(full["mlp.dense_4h_to_h.weight"], 2, axis=1)[rank]
+        saved = {name: write.tensor(value) for name, value in part.items()}
+        torch.save(saved, tmp_path / f"layer_03-model_{rank:02d}-model_states.pt")
+    assert_holds(tmp_path, {f"h.{name}": value for name, value in full.items()}, layer_prefixes='{"3": "h"}')
+
+
 def test_tensor_parallel_layer_files_are_put_together_as_megatron_cuts_them(tmp_path):
     full = write.values_of(
         {"self_attention.dense.weight": (4, 6), "mlp.up.weight": (6, 4), "input_layernorm.bias": (4,)}

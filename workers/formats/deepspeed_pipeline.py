@@ -28,7 +28,7 @@ from workers.formats._deepspeed.tags import (
     find_tags,
     holds_layers,
 )
-from workers.formats._deepspeed.tensor_parallel import REPLICATED, ROWS, TensorParallelism
+from workers.formats._deepspeed.tensor_parallel import REPLICATED, ROWS, TWO_PARTS, TensorParallelism
 from workers.formats._format import Detection, Format, Listing, join
 from workers.formats._state_dict import NAME_OPTIONS
 from workers.formats._steps import STILL_WRITING
@@ -50,6 +50,9 @@ _USUAL_CUTS = {
     ],
     ROWS: [r"\d+\.self_attention\.dense\.weight$", r"\d+\.mlp\.dense_4h_to_h\.weight$"],
 }
+
+_GATED = r"\d+\.mlp\.dense_h_to_4h\.weight$", r"\d+\.mlp\.dense_h_to_4h\.bias$"
+_INTO_MLP, _OUT_OF_MLP = "mlp.dense_h_to_4h.weight", "mlp.dense_4h_to_h.weight"
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(-\s*(\d{1,9})\s*)?")
 _OF_RANK = re.compile(r"-model_\d+-model_states")
@@ -84,7 +87,7 @@ def open_deepspeed_pipeline(listing: Listing, options: ConvertOptions) -> Checkp
     files = collect_files(listing, tag)
     assembly = Assembly()
     layers = _read_layers(listing, files, assembly)
-    fp32, parallel = _fp32(listing, files, assembly)
+    fp32, parallel = _fp32(listing, files, assembly, usual=_usual_cuts(layers[0]))
     from_layers = _replace_by_fp32(layers, fp32, options)
     if fp32 and from_layers:
         assembly.notes.append(f"{len(from_layers)} tensors have the layer files' precision, such as {from_layers[0]}")
@@ -159,13 +162,25 @@ def _layer_file(files: TagFiles, layer: int, rank: int) -> str:
     return join(files.tag.path, f"layer_{layer:02d}-{f'model_{rank:02d}-' if numbered else ''}model_states.pt")
 
 
-def _fp32(listing: Listing, files: TagFiles, assembly: Assembly) -> tuple[dict[str, list[Local]], TensorParallelism]:
+def _usual_cuts(tensors: Mapping[str, Local]) -> dict[str, list[str]]:
+    """How Megatron-DeepSpeed cuts its layers: a gated MLP, which has two rows for each column behind it, in halves."""
+    for name, into in tensors.items():
+        layer, _, relative = name.partition(".")
+        out = tensors.get(f"{layer}.{_OUT_OF_MLP}") if relative == _INTO_MLP else None
+        if out is not None and len(out.shape) == 2 and into.shape[:1] == (2 * out.shape[1],):
+            return {**_USUAL_CUTS, TWO_PARTS: [*_GATED]}
+    return _USUAL_CUTS
+
+
+def _fp32(
+    listing: Listing, files: TagFiles, assembly: Assembly, usual: Mapping[str, list[str]]
+) -> tuple[dict[str, list[Local]], TensorParallelism]:
     """fp32 weights by name, one for each tensor-parallel rank, and how ranks cut tensors.
 
     Files are numbered by stage and tensor-parallel rank together, so that of each name the ranks follow on each other.
     """
     found: dict[str, list[Local]] = {}
-    parallel = TensorParallelism(_USUAL_CUTS, "the layer files")
+    parallel = TensorParallelism(usual, "the layer files")
     for rank in checked_model_ranks(files):
         states, partitions = read_rank(listing, files, rank)
         _check_stage(files, states[0])
