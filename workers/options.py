@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -19,16 +21,18 @@ VerifyLevel = Literal["none", "digests", "reread"]
 Quantization = Literal["fp8-block-128", "fp8-dynamic", "int8-w8a8", "int4-w4a16-g128"]
 
 
-def parse_size(text: str | int) -> int:
+def parse_size(text: str | int, option: str = "") -> int:
     """Bytes of a size in Hugging Face's notation: ``5GB`` is 5 * 10^9, ``2GiB`` is 2 * 2^30.
 
-    Source of the notation: huggingface_hub ``parse_size_to_int`` (decimal units) plus binary units.
+    An error names the ``option``. Source of the notation: huggingface_hub ``parse_size_to_int`` (decimal units) plus
+    binary units.
     """
     if isinstance(text, int):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in SIZE_UNITS:
-        raise InvalidOption(f"{text!r} is not a size", hint="Write a number and a unit, such as 5GB or 512MiB.")
+        named = f"option {option}: " if option else ""
+        raise InvalidOption(f"{named}{text!r} is not a size", hint="Write a number and a unit, such as 5GB or 512MiB.")
     return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
 
 
@@ -108,9 +112,9 @@ class ConvertOptions:
     """Name of the storage profile to write with."""
 
     def __post_init__(self) -> None:
-        if parse_size(self.max_shard_size) <= 0:
+        if parse_size(self.max_shard_size, "max_shard_size") <= 0:
             raise InvalidOption(f"max_shard_size must be more than nothing, not {self.max_shard_size!r}")
-        if parse_size(self.memory) < MINIMUM_MEMORY_BYTES:
+        if parse_size(self.memory, "memory") < MINIMUM_MEMORY_BYTES:
             raise InvalidOption(
                 f"memory {self.memory!r} is less than the least that a conversion works with",
                 hint="Give at least 64MiB.",
@@ -143,9 +147,7 @@ class ConvertOptions:
         known = get_type_hints(cls)
         for name, value in values.items():
             if name not in known:
-                raise InvalidOption(
-                    f"there is no option {name!r}", hint=f"The options are: {', '.join(sorted(known))}."
-                )
+                raise InvalidOption(f"there is no option {name!r}", hint=meant_or_all(name, known, "options"))
             _check_type(name, value, known[name])
         if isinstance(values.get(MAPPING), dict):
             values = {**values, MAPPING: json.dumps(values[MAPPING], ensure_ascii=False, separators=(",", ":"))}
@@ -159,6 +161,12 @@ COUNTS = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim
 MINIMUM_MEMORY_BYTES = 64 * 2**20
 MAPPING = "mapping"
 """The one option that may come as a JSON object; it is kept as text."""
+
+
+def meant_or_all(word: str, known: Collection[str], what: str) -> str:
+    """A hint for a word that is not among the known ones: the one that is near, or else all of them."""
+    near = difflib.get_close_matches(word[:80], known, n=1)
+    return f"Perhaps {near[0]} is meant." if near else f"The {what} are: {', '.join(sorted(known))}."
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

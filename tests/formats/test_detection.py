@@ -10,6 +10,7 @@ import pytest
 from tests.formats.evaluator import CASES
 from workers.errors import AmbiguousSource, InvalidOption, UnknownFormat
 from workers.formats import Listing, detect, known_formats, open_checkpoint
+from workers.formats._nearby import MOST_FOLDERS
 from workers.options import ConvertOptions
 from workers.storage import open_folder
 
@@ -39,7 +40,9 @@ def test_a_path_that_does_not_exist_is_said_to():
 
 def test_a_file_instead_of_a_folder_is_said_to_be_one(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x")
-    assert "is a file, not a folder" in refusal(tmp_path / "model.safetensors").message
+    error = refusal(tmp_path / "model.safetensors")
+    assert "is a file, not a folder" in error.message
+    assert error.hint.endswith(f": {tmp_path}.")
 
 
 def test_an_empty_folder_is_said_to_be_empty(tmp_path):
@@ -50,13 +53,49 @@ def test_a_store_without_objects_is_said_to_have_none():
     assert "does not exist" in refusal("memory://nothing/here").message
 
 
-def test_what_is_not_recognised_is_told_with_what_was_looked_for(tmp_path):
-    (tmp_path / "notes.txt").write_text("x")
-    (tmp_path / "logs").mkdir()
-    error = refusal(tmp_path)
-    assert "model_world_size_<W>_rank_<R>.pt" in error.message
-    assert "model.safetensors" in error.message
-    assert "logs/, notes.txt" in error.message
+def test_what_is_not_recognised_is_told_with_what_lies_there_and_what_is_known(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "notes.txt").write_text("x")
+    (tmp_path / "here" / "logs").mkdir()
+    error = refusal(tmp_path / "here")
+    assert error.message.endswith("logs/, notes.txt")
+    assert "verl-fsdp" in error.expected
+    assert "unshard formats" in error.hint
+
+
+def test_the_folder_above_is_named_where_its_files_are_a_checkpoint():
+    actor = CASES / "run-folder-latest-step" / "input" / "global_step_12" / "actor"
+    error = refusal(actor / "huggingface")
+    assert error.hint == f"Perhaps {actor} is meant, which holds a checkpoint of the format verl-fsdp."
+
+
+def test_a_run_is_not_named_for_a_step_that_is_not_there_yet(tmp_path):
+    for path in (tmp_path / "global_step_1" / RANK_FILE, tmp_path / "global_step_2" / "notes.txt"):
+        path.parent.mkdir()
+        path.write_bytes(b"x")
+    assert "Perhaps" not in refusal(tmp_path / "global_step_2").hint
+
+
+@pytest.mark.parametrize(("path", "named"), [("a", True), ("a/b", True), ("a/b/c", False)])
+def test_a_checkpoint_up_to_two_levels_below_is_named(tmp_path, path, named):
+    (tmp_path / path).mkdir(parents=True)
+    (tmp_path / path / "model.safetensors").write_bytes(b"x")
+    assert (f"Perhaps {tmp_path / path} is meant" in refusal(tmp_path).hint) is named
+
+
+def test_several_checkpoints_below_are_a_choice(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"x")
+    hint = refusal(tmp_path).hint
+    assert f"{tmp_path}/a (hf), {tmp_path}/b (hf)" in hint
+
+
+def test_only_so_many_folders_are_looked_into(tmp_path):
+    for number in range(MOST_FOLDERS + 1):
+        (tmp_path / f"{number:02d}").mkdir()
+    (tmp_path / f"{MOST_FOLDERS:02d}" / "model.safetensors").write_bytes(b"x")
+    assert "Perhaps" not in refusal(tmp_path).hint
 
 
 def test_optimizer_state_alone_gets_a_hint_of_its_own(tmp_path):
@@ -82,8 +121,8 @@ def test_the_option_settles_the_choice(tmp_path):
 
 def test_an_unknown_format_name_is_refused_with_the_known_ones(tmp_path):
     (tmp_path / "x").write_text("x")
-    error = refusal(tmp_path, InvalidOption, source_format="tar")
-    assert "verl-fsdp" in error.hint
+    assert "verl-fsdp" in refusal(tmp_path, InvalidOption, source_format="tar").hint
+    assert refusal(tmp_path, InvalidOption, source_format="verl").hint == "Perhaps verl-fsdp is meant."
 
 
 def test_a_format_asked_for_that_is_not_there_says_what_it_needs(tmp_path):

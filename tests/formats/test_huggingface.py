@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.formats.evaluator import CASES, Evaluator
-from workers.errors import AmbiguousSource, CorruptFile, GeometryMismatch, IncompleteCheckpoint
+from workers.errors import AmbiguousSource, CorruptFile, GeometryMismatch, IncompleteCheckpoint, UnknownFormat
 from workers.families import map_checkpoint
 from workers.formats import open_checkpoint
 from workers.options import ConvertOptions
@@ -141,6 +141,21 @@ def test_a_whole_model_beside_numbered_files_and_no_index_is_ambiguous(tmp_path)
     save_file({"a": values(3)}, tmp_path / "model.safetensors")
     save_file({"b": values(3)}, tmp_path / "model-00001-of-00001.safetensors")
     assert "model-00001-of-00001.safetensors" in refused(tmp_path, AmbiguousSource).message
+
+
+@pytest.mark.parametrize("names", [(ONE, TWO), ("foo.safetensors",)])
+def test_an_adapter_beside_a_model_without_an_index_is_not_taken_for_the_model(tmp_path, names):
+    for number, name in enumerate(names):
+        save_file({f"of_the_model_{number}": values(3)}, tmp_path / name)
+    save_file({"base_model.model.a.lora_A.weight": values(3)}, tmp_path / "adapter_model.safetensors")
+    assert set(opened(tmp_path).index) == {f"of_the_model_{number}" for number in range(len(names))}
+
+
+def test_an_adapter_alone_is_no_model(tmp_path):
+    save_file({"base_model.model.a.lora_A.weight": values(3)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UnknownFormat) as caught:
+        opened(tmp_path, source_format="hf")
+    assert "peft" in caught.value.hint
 
 
 def test_empty_and_scalar_tensors_are_read(tmp_path):

@@ -168,11 +168,18 @@ def test_a_call_without_a_command_shows_the_help(capsys):
     assert "Commands:" in done.err
 
 
-def test_an_unknown_option_names_the_known_ones(tmp_path, capsys):
+def test_an_unknown_option_names_the_one_that_is_near_or_all(tmp_path, capsys):
     done = unshard(capsys, "convert", QWEN, tmp_path / "model", "-o", "dtpye=bfloat16")
     assert done.status == 1
-    assert "error: there is no option 'dtpye'\n" in done.err
-    assert "hint: The options are: " in done.err
+    assert done.err == "error: there is no option 'dtpye'\nhint: Perhaps dtype is meant.\n"
+    done = unshard(capsys, "convert", QWEN, tmp_path / "model", "-o", "xyz=1")
+    assert "hint: The options are: base, config_dir, " in done.err
+
+
+@pytest.mark.parametrize("option", ["memory", "max_shard_size"])
+def test_a_size_that_is_none_names_its_option(tmp_path, capsys, option):
+    done = unshard(capsys, "convert", QWEN, tmp_path / "model", "-o", f"{option}=-5")
+    assert f"error: option {option}: '-5' is not a size\n" in done.err
     assert ", dtype, " in done.err
 
 

@@ -13,7 +13,8 @@ from functools import cache
 from workers.checkpoint import Checkpoint
 from workers.errors import AmbiguousSource, InputError, InvalidOption, UnknownFormat
 from workers.formats._format import Detection, Format, FormatInfo, Listing
-from workers.options import ConvertOptions
+from workers.formats._nearby import checkpoints_nearby
+from workers.options import ConvertOptions, meant_or_all
 from workers.storage import Folder, open_folder
 
 __all__ = ["Detection", "Format", "FormatInfo", "Listing", "detect", "known_formats", "open_checkpoint"]
@@ -96,14 +97,13 @@ def _named(name: str) -> Format:
     except KeyError:
         raise InvalidOption(
             f"source_format {name!r} is not a format that unshard reads",
-            expected=", ".join(sorted(_formats())),
             found=name,
-            hint=f"The formats are: {', '.join(sorted(_formats()))}.",
+            hint=meant_or_all(name, _formats(), "formats"),
         ) from None
 
 
 def _unknown(listing: Listing) -> UnknownFormat:
-    """Say what was looked for and what lies there, with the usual mistakes in plain words."""
+    """Say what lies there instead, and where a checkpoint lies that may be meant."""
     url = listing.folder.address.url
     names = [*(f"{name}/" for name in listing.folders()), *listing.files()]
     if not names:
@@ -111,13 +111,17 @@ def _unknown(listing: Listing) -> UnknownFormat:
     shown = ", ".join(names[:_SHOWN_NAMES]) + (
         f" and {len(names) - _SHOWN_NAMES} more" if names[_SHOWN_NAMES:] else ""
     )
-    looked_for = "; ".join(f"{known.signs} ({known.name})" for known in _formats().values())
-    hint = "Give the folder that holds the checkpoint."
+    hint = "Give the folder that holds the checkpoint; unshard formats lists what each format is recognised by."
     if any(name.startswith("optim") for name in names):
         hint = "Only optimizer state lies here: the weights are saved beside it, or in another folder of the run."
+    near = checkpoints_nearby(listing, detect)
+    if near:
+        hint = f"Perhaps one of these is meant: {', '.join(f'{place} ({name})' for place, name in near)}."
+        if len(near) == 1:
+            hint = f"Perhaps {near[0][0]} is meant, which holds a checkpoint of the format {near[0][1]}."
     return UnknownFormat(
-        f"{url} holds no checkpoint that unshard knows. It looked for {looked_for}. It found {shown}",
-        expected=looked_for,
+        f"{url} holds no checkpoint that unshard knows: there are {shown}",
+        expected=f"the files of one of: {', '.join(sorted(_formats()))}",
         found=shown,
         hint=hint,
     )
@@ -133,7 +137,7 @@ def _nothing_there(listing: Listing) -> UnknownFormat:
         return UnknownFormat(
             f"{folder.address.url} is a file, not a folder",
             found="a file",
-            hint="Give the folder that holds the checkpoint's files.",
+            hint=f"Give the folder that holds the checkpoint's files: {folder.address.split()[0].url}.",
         )
     what = "directory" if folder.is_local else "prefix with objects"
     return UnknownFormat(

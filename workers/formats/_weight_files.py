@@ -44,7 +44,10 @@ class Names:
 OF_EPOCH = re.compile(r"model-0(?P<shard>\d{4})-of-0(?P<count>\d{4})_(?P<epoch>\d{1,18})\.safetensors")
 """Names of torchtune 0.2 to 0.4, which keeps the epochs of a run in one folder: no loader of the hub knows these."""
 
-SAFETENSORS = Names(".safetensors", ("model.safetensors", "adapter_model.safetensors"), others=True)
+ADAPTER = "adapter_model.safetensors"
+"""PEFT's adapter. It may lie beside a model, and is none."""
+
+SAFETENSORS = Names(".safetensors", ("model.safetensors",), others=True)
 BIN = Names(".bin", ("pytorch_model.bin",), others=False)
 
 
@@ -61,7 +64,7 @@ class Weights:
 def find_weights(listing: Listing, kind: Names) -> Weights:
     """Choose the model's files: by an index, by transformers' usual names, else the only ones there are."""
     files = listing.files()
-    indexes = [name for name in files if name.endswith(kind.index_end)]
+    indexes = [name for name in files if name.endswith(kind.index_end) and name != f"{ADAPTER}.index.json"]
     index = next((f"{usual}.index.json" for usual in kind.usual if f"{usual}.index.json" in indexes), None)
     if index is None and len(indexes) > 1:
         raise _several(indexes)
@@ -75,13 +78,15 @@ def find_weights(listing: Listing, kind: Names) -> Weights:
             raise _several([usual, *sorted(parts)])
         return Weights((files[usual],), usual)
     names = sorted(
-        name for name in files if name.endswith(kind.end) and (kind.others or kind.numbered.fullmatch(name))
+        name
+        for name in files
+        if name.endswith(kind.end) and name != ADAPTER and (kind.others or kind.numbered.fullmatch(name))
     )
     if not names:
         raise UnknownFormat(
             f"{listing.folder.address.url} has no {kind.end[1:]} files of a model",
             expected=kind.usual[0],
-            hint="Give a model folder.",
+            hint=f"{ADAPTER} is an adapter: its format is peft." if ADAPTER in files else "Give a model folder.",
         )
     numbered = [match for name in names if (match := kind.numbered.fullmatch(name))]
     if numbered and len({(match["stem"], match["count"]) for match in numbered}) == 1:

@@ -21,14 +21,13 @@ from workers.formats._format import Detection, Format, Listing
 from workers.formats._model_folder import find_model_files
 from workers.formats._namings import META, TORCHTUNE, naming_of_keys
 from workers.formats._reading import read_ahead
-from workers.formats._weight_files import OF_EPOCH, SAFETENSORS, Weights, check_listed, find_weights
+from workers.formats._weight_files import ADAPTER, OF_EPOCH, SAFETENSORS, Weights, check_listed, find_weights
 from workers.geometry import contiguous_strides
 from workers.options import ConvertOptions
 from workers.safetensors_file import SafetensorsFile, StoredTensor, open_safetensors
 from workers.storage import FileEntry, Folder
 
 NAMING = "huggingface"
-ADAPTER = "adapter_model.safetensors"
 SIGNS = "model.safetensors, or model-*-of-*.safetensors and model.safetensors.index.json"
 _Copy = tuple[str, StoredTensor, int]
 """A tensor's name, the tensor, and the number of a file that has it although the index leads to another."""
