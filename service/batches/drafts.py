@@ -108,7 +108,8 @@ class Drafter:
     def _placed(self, ask: Ask, blank: Draft, options: ConvertOptions) -> Draft:
         labels = {**self._shape.labels, **ask.labels}
         if len(labels) > MOST_LABELS:
-            error = InvalidOption(f"a job has at most {MOST_LABELS} labels, with those of the template")
+            hint = "Leave some out of the template, or of the item."
+            error = InvalidOption(f"a job has at most {MOST_LABELS} labels, with those of the template", hint=hint)
             return blank.refused(describe(error), f"{ask.pointer}/labels")
         try:
             source = self._places.check_source(blank.source, options)

@@ -40,10 +40,15 @@ function operationCard(document_, path, verb, operation) {
   return card;
 }
 
-const answer = await fetch("/v1/openapi.json");
-const description = await answer.json();
-for (const [path, verbs] of Object.entries(description.paths)) {
-  for (const [verb, operation] of Object.entries(verbs)) {
-    main.append(operationCard(description, path, verb, operation));
+async function show() {
+  const answer = await fetch("/v1/openapi.json");
+  if (!answer.ok) throw new Error(`the service answered ${answer.status}`);
+  const description = await answer.json();
+  for (const [path, verbs] of Object.entries(description.paths)) {
+    for (const [verb, operation] of Object.entries(verbs)) {
+      main.append(operationCard(description, path, verb, operation));
+    }
   }
 }
+
+await show().catch((error) => main.append(element("p", `The description of the API could not be read: ${error.message}. Load this page again.`)));

@@ -4,6 +4,7 @@ const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 const EXACT = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const DAY = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+const DATE = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
 const RELATIVE = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" });
 const NUMBER = new Intl.NumberFormat(undefined);
 
@@ -38,6 +39,9 @@ export function duration(seconds) {
   return hours ? `${hours} h ${minutes} min` : `${minutes} min ${whole % 60} s`;
 }
 
+/** A length of time that somebody has chosen: 1 min, and not 1 min 0 s. @param {number} seconds */
+export const period = (seconds) => (seconds < 60 ? `${Number(seconds.toFixed(1))} s` : duration(seconds).replace(/ 0 (s|min|h)$/, ""));
+
 /** Like 3 min ago. @param {number} then @param {number} now milliseconds */
 export function ago(then, now) {
   const seconds = Math.round((then - now) / 1000);
@@ -45,7 +49,7 @@ export function ago(then, now) {
   if (Math.abs(seconds) < 60) return RELATIVE.format(seconds, "second");
   if (Math.abs(seconds) < 3600) return RELATIVE.format(Math.round(seconds / 60), "minute");
   if (Math.abs(seconds) < 86400) return RELATIVE.format(Math.round(seconds / 3600), "hour");
-  return DAY.format(then);
+  return new Date(then).getFullYear() === new Date(now).getFullYear() ? DAY.format(then) : DATE.format(then);
 }
 
 /** @param {number | string} moment */

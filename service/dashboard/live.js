@@ -171,7 +171,8 @@ async function poll(stop) {
   }
 }
 
-function pause(ms, stop) {
+/** @param {number} ms @param {AbortSignal} stop ends it early */
+export function pause(ms, stop) {
   return new Promise((resolve) => {
     const timer = setTimeout(resolve, ms);
     stop.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });

@@ -4,6 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "./vendor/htm-preact-standa
 import { signal } from "./store.js";
 
 const TYPING_MS = 250;
+const SCROLL_MS = 2000;
 
 /** @returns {{path: string, query: URLSearchParams}} */
 const here = () => ({ path: location.pathname, query: new URLSearchParams(location.search) });
@@ -19,6 +20,7 @@ export const place = signal(here());
 export function go(url, { replace = false } = {}) {
   const before = location.pathname;
   const same = new URL(url, location.href).href === location.href;
+  if (!replace && !same) history.replaceState({ y: scrollY }, "");
   history[replace || same ? "replaceState" : "pushState"](null, "", url);
   place.set(here());
   if (location.pathname !== before) scrollTo(0, 0);
@@ -79,12 +81,27 @@ export function setQuery(changes, { push = false } = {}) {
   go(location.pathname + (text ? `?${text}` : ""), { replace: !push });
 }
 
+/** Go to where a page was left, once there is as much of it again. @param {number} y */
+function scrollBack(y) {
+  let until = performance.now() + SCROLL_MS;
+  addEventListener("wheel", () => { until = 0; }, { once: true, passive: true });
+  const look = () => {
+    const room = document.documentElement.scrollHeight - innerHeight;
+    scrollTo(0, Math.min(y, room));
+    if (room < y && performance.now() < until) requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+}
+
 /**
  * Let links of these pages be followed without loading everything again.
  * @param {(path: string) => boolean} isOurs
  */
 export function takeLinks(isOurs) {
-  addEventListener("popstate", () => place.set(here()));
+  addEventListener("popstate", ({ state }) => {
+    place.set(here());
+    scrollBack(state?.y ?? 0);
+  });
   document.addEventListener("click", (event) => {
     if (event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     const link = event.target.closest?.("a[href]");

@@ -44,9 +44,3 @@ export function useTurns(key, version, work) {
   }, [key]);
   useEffect(() => { if (key) turn.current(); }, [key, version]);
 }
-
-/** @param {number} ms @param {AbortSignal} stop */
-export const pause = (ms, stop) => new Promise((resolve) => {
-  const timer = setTimeout(resolve, ms);
-  stop.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
-});

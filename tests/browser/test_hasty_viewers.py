@@ -175,3 +175,19 @@ def test_many_changes_at_once_are_told_as_one(service, open_page):
     said = page.evaluate("() => window.said")
     assert 0 < len(said) < 8, said
     assert any(re.fullmatch(r"\d+ jobs changed: .*\d+ succeeded.*", text) for text in said), said
+
+
+def test_the_way_back_leads_to_where_the_list_was_left(service, open_page):
+    items = [{"source": "/in", "destination": f"/models/{number}"} for number in range(60)]
+    batch = service.client.create("batches", {"items": items})
+    eventually(lambda: service.client.batch(batch["id"])["state"] == "completed", "its end")
+    page = open_page(service.url)
+    expect(page.locator("tr.job")).to_have_count(60)
+    page.get_by_role("link", name="5", exact=True).scroll_into_view_if_needed()
+    left_at = page.evaluate("() => scrollY")
+    assert left_at > 500
+    page.get_by_role("link", name="5", exact=True).click()
+    expect(page.get_by_role("heading", level=1, name="5")).to_be_visible()
+    page.go_back()
+    expect(page.locator("tr.job")).to_have_count(60)
+    page.wait_for_function(f"() => Math.abs(scrollY - {left_at}) < 5")

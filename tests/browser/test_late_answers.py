@@ -10,9 +10,10 @@ import pytest
 from playwright.sync_api import expect
 
 from service.api import events as routes
+from service.settings import Settings
 from tests.browser.conftest import SOON_MS, Held
 from tests.browser.plays import Play
-from tests.service.conftest import eventually
+from tests.service.conftest import eventually, running
 
 pytestmark = pytest.mark.system("chromium")
 HEAR = """import('/static/live.js').then(({onJob}) => {
@@ -214,3 +215,22 @@ def test_files_that_could_not_be_asked_for_are_when_the_connection_is_back(servi
     expect(page.get_by_text(re.compile(r"^(\d+) of \1 files done$"))).to_be_visible(timeout=5000)
     page.get_by_role("tab", name="Events").click()
     expect(page.get_by_role("cell", name="job.succeeded")).to_be_visible(timeout=5000)
+
+
+def test_a_page_without_a_stream_of_its_own_asks_for_news(tmp_path, stage, open_page, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    settings = Settings(data_dir=tmp_path / "data", poll_s=0.05, max_streams=1)
+    open_page.forgiven = lambda told: "429" in told
+    with running(settings, stage) as service:
+        stage.plays["/models/a"] = play = Play(until=0.1)
+        with service.http.stream("GET", "/v1/events", headers={"Accept": "text/event-stream"}):
+            page = open_page(f"{service.url}/batches")
+            expect(page.get_by_text("Live", exact=True)).to_be_visible()
+            item = {"source": "/in", "destination": "/models/a"}
+            service.client.create("batches", {"name": "told by asking", "items": [item]})
+            page.get_by_role("link", name="told by asking").click()
+            expect(page.locator(".square.is-running")).to_have_count(1)
+            play.go(1.0)
+            expect(page.locator(".square.is-succeeded")).to_have_count(1)
+            expect(page.locator(".badge").first).to_have_text("Completed")
+            open_page.close()

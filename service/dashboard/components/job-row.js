@@ -21,7 +21,7 @@ export class JobRow extends Component {
       <td role="cell" class="model">
         <a class="name" href=${`/jobs/${job.id}`} title=${job.destination}>${name}</a>
         <${Labels} labels=${job.labels} onLabel=${onLabel} />
-        <div class="where" title=${`${job.source} to ${job.destination}`}><span class="from">${job.source}</span><span class="to" aria-label="to">→</span><span>${parentOf(job.destination)}</span></div>
+        <div class="where" title=${`${job.source} to ${job.destination}`}><span class="place"><bdi>${job.source}</bdi></span><span class="to" aria-label="to">→</span><span class="place"><bdi>${parentOf(job.destination)}</bdi></span></div>
         ${job.error && html`<div class="why"><b>${job.error.message}</b>${job.error.hint && html` <span>${job.error.hint}</span>`}</div>`}
       </td>
       <td role="cell" class="progress"><${Far} job=${job} /></td>

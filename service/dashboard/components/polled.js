@@ -2,7 +2,8 @@
 
 import { useCallback, useEffect, useRef, useState } from "../vendor/htm-preact-standalone.mjs";
 import { call } from "../api.js";
-import { onGap } from "../live.js";
+import { connection, onGap } from "../live.js";
+import { useSignal } from "../store.js";
 
 /**
  * Ask now, when changes may have been missed, when the page is looked at again, and every so often.
@@ -26,6 +27,9 @@ export function useAgain(load, everyMs) {
     return () => { clearInterval(timer); document.removeEventListener("visibilitychange", turn); stop(); };
   }, [load, everyMs]);
 }
+
+/** How often to ask for what only the stream tells: 0 while there is one. @param {number} everyMs */
+export const useWithoutStream = (everyMs) => (useSignal(connection) === "polling" ? everyMs : 0);
 
 /**
  * @param {string | null} path nothing is asked for null

@@ -47,7 +47,7 @@ function Foot() {
       <span class="lamp" aria-hidden="true" /><span>${WORDS[state]}</span></p>
     <a class="nav" href="/v1/docs"><${Icon} name="file" /><span>API</span></a>
     <${Scheme} />
-    ${isSignedIn() && html`<${Button} label="Forget the token" icon="close" kind="ghost" onClick=${signOut} />`}
+    ${isSignedIn() && html`<${Button} label="Sign out: forget the token" icon="leave" kind="ghost" onClick=${signOut} />`}
     ${told?.version && html`<p class="version">unshard ${told.version}</p>`}
   </div>`;
 }

@@ -6,11 +6,13 @@ import { CountsBar } from "../components/counts-bar.js";
 import { Icon } from "../components/icons.js";
 import { useListed } from "../components/listed.js";
 import { attempt, Button, Code, Skeleton, StateBadge, Time, Trouble } from "../components/parts.js";
+import { useWithoutStream } from "../components/polled.js";
 import { count, duration, number } from "../format.js";
 import { newestBatch, onBatch } from "../live.js";
 import { setQuery } from "../router.js";
 
 const PAGE = 50;
+const POLL_MS = 3000;
 const STATES = [["", "All"], ["running", "Running"], ["completed", "Completed"], ["cancelled", "Cancelled"]];
 const COMMAND = `curl -s http://127.0.0.1:8000/v1/batches \\
   -H 'Content-Type: application/json' \\
@@ -54,4 +56,4 @@ function Nothing() {
 }
 
 /** The newest batches, kept new by the stream. */
-const useBatches = (state) => useListed(`/v1/batches${query({ state })}`, { page: PAGE, newest: newestBatch, listen: onBatch, fits: (batch) => !state || batch.state === state });
+const useBatches = (state) => useListed(`/v1/batches${query({ state })}`, { page: PAGE, everyMs: useWithoutStream(POLL_MS), newest: newestBatch, listen: onBatch, fits: (batch) => !state || batch.state === state });

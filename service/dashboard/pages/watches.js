@@ -9,9 +9,8 @@ import { useListed } from "../components/listed.js";
 import { attempt, Button, Code, Skeleton, StateBadge, Time, Trouble } from "../components/parts.js";
 import { NO_PATTERN, PatternFields, patternOf, spelledPattern } from "../components/pattern-form.js";
 import { usePolled } from "../components/polled.js";
-import { baseName, count, duration, number } from "../format.js";
+import { baseName, count, number, period } from "../format.js";
 import { setQuery, useAddressed, usePlace } from "../router.js";
-import { looks } from "../states.js";
 import { notify } from "../store.js";
 
 const POLL_MS = 5000;
@@ -57,7 +56,7 @@ function Watch({ watch, isOpen, reload }) {
     <p class="where-line watch-where"><code>${watch.prefix}/${watch.pattern}</code> → <code>${watch.template.destination}</code></p>
     ${watch.error && html`<div class="watch-error"><${Icon} name="warn" /><div><p>${watch.error.message}</p><p class="hint">${watch.error.hint}</p></div></div>`}
     <dl class="tiles watch-tiles"><div><dt>Waiting</dt><dd>${number(counts.waiting)}</dd></div><div><dt>Became jobs</dt><dd>${number(counts.submitted)}</dd></div><div><dt>Refused</dt><dd>${number(counts.refused)}</dd></div>
-      <div><dt>Looks every</dt><dd>${duration(watch.interval_s)}</dd></div><div><dt>Last look</dt><dd>${watch.last_look_at ? html`<${Time} at=${watch.last_look_at} />` : "not yet"}</dd></div><div><dt>Next look</dt><dd>${watch.state === "active" ? html`<${Time} at=${watch.next_look_at} />` : "paused"}</dd></div></dl>
+      <div><dt>Looks every</dt><dd>${period(watch.interval_s)}</dd></div><div><dt>Last look</dt><dd>${watch.last_look_at ? html`<${Time} at=${watch.last_look_at} />` : "not yet"}</dd></div><div><dt>Next look</dt><dd>${watch.state === "active" ? html`<${Time} at=${watch.next_look_at} />` : "paused"}</dd></div></dl>
     <div class="watch-foot"><button type="button" class="as-link" aria-expanded=${String(isOpen)} onClick=${() => setQuery({ watch: isOpen ? "none" : watch.id })}>${isOpen ? "Hide what it saw" : `Show what it saw (${count(counts.waiting + counts.submitted + counts.refused, "folder")})`}</button>
       ${counts.submitted > 0 && html`<a href=${`/?watch=${watch.id}`}>Its jobs</a>`}</div>
     ${isOpen && html`<${Seen} watch=${watch} />`}
@@ -73,8 +72,8 @@ function Seen({ watch }) {
   return html`<div class="scroll panel-body" tabindex="0" role="region" aria-label=${`Folders that ${watch.name || watch.prefix} saw`}><table role="table" class="rows-table stacks"><thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">State</th><th role="columnheader" scope="col">Folder</th><th role="columnheader" scope="col">What it waits for, or what went wrong</th><th role="columnheader" scope="col" class="end">Seen</th></tr></thead>
     <tbody role="rowgroup">${data.items.map((item) => html`<tr role="row"><td role="cell" class="nowrap"><${StateBadge} state=${item.job_state ?? item.state} /></td>
       <td role="cell" class="wraps">${item.job_id ? html`<a href=${`/jobs/${item.job_id}`}>${baseName(item.source)}</a>` : html`<a href=${`/checkpoint?source=${encodeURIComponent(item.source)}`}>${baseName(item.source)}</a>`}</td>
-      <td role="cell" class="wraps wide">${item.error ? html`${item.error.message}<div class="hint">${item.error.hint}</div>` : item.state === "waiting" ? "its files to be at rest for two looks" : html`<span class="hint">${looks(item.job_state ?? item.state).word.toLowerCase()}</span>`}</td>
-      <td role="cell" class="end nowrap"><${Time} at=${item.first_seen_at} /></td></tr>`)}</tbody></table>
+      <td role="cell" class="wraps wide">${item.error ? html`${item.error.message}<div class="hint">${item.error.hint}</div>` : item.state === "waiting" ? "its files to be at rest for two looks" : null}</td>
+      <td role="cell" class="end nowrap" data-label="seen"><${Time} at=${item.first_seen_at} /></td></tr>`)}</tbody></table>
     ${data.next_cursor && html`<p class="hint">and more: GET /v1/watches/${watch.id}/items tells them all</p>`}</div>`;
 }
 

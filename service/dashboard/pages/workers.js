@@ -48,7 +48,7 @@ function Node({ node, workers }) {
     <div class="meters">${RESOURCES.filter(([name]) => node.total[name]).map(([name, title, spell]) => html`<${Meter} title=${title} used=${node.total[name] - (node.available[name] ?? 0)} total=${node.total[name]} spell=${spell} />`)}
       ${node.object_store_bytes > 0 && html`<${Meter} title="Object store" used=${node.object_store_used_bytes} total=${node.object_store_bytes} spell=${size} />`}</div>
     ${workers.length > 0 ? html`<div class="scroll" tabindex="0" role="region" aria-label=${`Actors of ${node.address}`}><table role="table" class="stacks rows-table actors"><thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">Actor</th><th role="columnheader" scope="col">Kind</th><th role="columnheader" scope="col">Does</th><th role="columnheader" scope="col" class="end">Process</th></tr></thead>
-      <tbody role="rowgroup">${workers.map((worker) => html`<tr role="row"><td role="cell" class="nowrap"><code>${worker.name}</code></td><td role="cell" class="nowrap">${worker.kind}</td><td role="cell" class="wraps"><${Doing} doing=${worker.doing} /></td><td role="cell" class="end">${worker.pid}</td></tr>`)}</tbody></table></div>` : html`<p class="hint empty">No actor is here at the moment.</p>`}
+      <tbody role="rowgroup">${workers.map((worker) => html`<tr role="row"><td role="cell" class="nowrap"><code>${worker.name}</code></td><td role="cell" class="nowrap">${worker.kind}</td><td role="cell" class="wraps"><${Doing} doing=${worker.doing} /></td><td role="cell" class="end" data-label="process">${worker.pid}</td></tr>`)}</tbody></table></div>` : html`<p class="hint empty">No actor is here at the moment.</p>`}
   </section>`;
 }
 

@@ -2,11 +2,12 @@
 
 import { useEffect, useMemo, useRef, useState } from "../../vendor/htm-preact-standalone.mjs";
 import { call, pagesOf } from "../../api.js";
-import { useAgain } from "../../components/polled.js";
+import { useAgain, useWithoutStream } from "../../components/polled.js";
 import { hearing, newestBatch, onBatch, onJob } from "../../live.js";
 import { useTurns } from "../../turns.js";
 
 const APPLY_MS = 150;
+const POLL_MS = 3000;
 const FIRST_PAGE = 200;
 
 /** What is shown of an item: skipped is what was there already. */
@@ -24,7 +25,7 @@ export function useBatch(id) {
     }
   }, [id]);
   useEffect(() => onBatch((batch) => { if (batch.id === id) setState({ batch, problem: null }); }), [id]);
-  useAgain(load, 0);
+  useAgain(load, useWithoutStream(POLL_MS));
   return { ...state, reload: load };
 }
 

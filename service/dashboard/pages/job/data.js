@@ -2,11 +2,10 @@
 
 import { useEffect, useMemo, useRef, useState } from "../../vendor/htm-preact-standalone.mjs";
 import { call, pagesOf } from "../../api.js";
-import { useAgain, usePolled } from "../../components/polled.js";
-import { connection, newest, onJob } from "../../live.js";
+import { useAgain, usePolled, useWithoutStream } from "../../components/polled.js";
+import { newest, onJob, pause } from "../../live.js";
 import { isTerminal } from "../../states.js";
-import { useSignal } from "../../store.js";
-import { pause, useTurns } from "../../turns.js";
+import { useTurns } from "../../turns.js";
 import { tensorTable } from "./tensors.js";
 
 const POLL_MS = 2000;
@@ -28,7 +27,7 @@ export function useJob(id) {
   ), [id]);
   useEffect(() => onJob((job) => { if (job.id === id) setState({ job, problem: null }); }), [id]);
   // The list that stands in for a stream has the newest jobs only.
-  useAgain(load, useSignal(connection) === "polling" ? POLL_MS : 0);
+  useAgain(load, useWithoutStream(POLL_MS));
   return { ...state, reload: load };
 }
 

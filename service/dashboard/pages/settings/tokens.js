@@ -44,8 +44,8 @@ function Row({ token, reload }) {
   const isPast = token.expires_at && Date.parse(token.expires_at) < serviceNow();
   const limits = LIMITS.filter(([name]) => token[name]).map(([name, title]) => `${title}: ${number(token[name])}`);
   return html`<tr role="row" class=${token.revoked_at || isPast ? "ended" : ""}><td role="cell"><b>${token.name}</b><div class="hint"><code>${token.id}</code></div></td><td role="cell">${token.scopes.map((scope) => html`<code class="scope">${scope}</code> `)}</td>
-    <td role="cell">${limits.length ? limits.map((limit) => html`<div class="nowrap">${limit}</div>`) : html`<span class="hint">the service's</span>`}</td><td role="cell" class="nowrap">${token.last_used_at ? html`<${Time} at=${token.last_used_at} />` : html`<span class="hint">never</span>`}</td>
-    <td role="cell" class="nowrap">${token.revoked_at ? html`<span class="bad-text">revoked <${Time} at=${token.revoked_at} /></span>` : token.expires_at ? html`<${Time} at=${token.expires_at} />` : html`<span class="hint">never</span>`}</td>
+    <td role="cell">${limits.length ? limits.map((limit) => html`<div class="nowrap">${limit}</div>`) : html`<span class="hint">the service's</span>`}</td><td role="cell" class="nowrap" data-label="used">${token.last_used_at ? html`<${Time} at=${token.last_used_at} />` : html`<span class="hint">never</span>`}</td>
+    <td role="cell" class="nowrap" data-label=${token.revoked_at ? undefined : "ends"}>${token.revoked_at ? html`<span class="bad-text">revoked <${Time} at=${token.revoked_at} /></span>` : token.expires_at ? html`<${Time} at=${token.expires_at} />` : html`<span class="hint">never</span>`}</td>
     <td role="cell" class="end nowrap">${!token.revoked_at && html`<${Confirmed} label=${`Revoke ${token.name}`} ask="Really revoke?" askLabel=${`Really revoke? ${token.name}`} onConfirm=${alone} also=${withJobs} />`}</td></tr>`;
 }
 
