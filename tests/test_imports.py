@@ -17,7 +17,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the bottom up, by the first name below ``workers``. A module imports from its own layer and those before it.
 LAYERS = [
-    ["arithmetic", "dtypes", "errors", "events", "geometry", "options", "quantization", "storage", "tolerance"],
+    [
+        "arithmetic",
+        "dtypes",
+        "errors",
+        "events",
+        "geometry",
+        "options",
+        "quantization",
+        "shown",
+        "storage",
+        "tolerance",
+    ],
     ["checkpoint", "checksums", "dora", "expressions", "nf4", "quantized"],
     ["file_kinds", "mapping", "pickle*", "safetensors_file", "tokenizer_files", "torch_*", "zip_*"],
     ["layout"],

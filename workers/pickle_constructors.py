@@ -28,6 +28,7 @@ from workers.pickle_records import (
     record_class,
     taken_over,
 )
+from workers.shown import shown
 
 _Collection = TypeVar("_Collection")
 
@@ -94,7 +95,7 @@ class _RebuildTensor(Constructor):
         storage, offset, size, stride = where
         shape, stride = self._geometries.get((size, stride)) or self._check(size, stride)
         if type(offset) is not int or not 0 <= offset <= LARGEST_NUMBER:
-            raise MalformedError(f"a tensor begins at element {str(offset)[:40]} of its storage")
+            raise MalformedError(f"a tensor begins at element {shown(offset, 40)} of its storage")
         conjugate = negative = False
         if metadata:
             conjugate, negative = bool(metadata.get("conj")), bool(metadata.get("neg"))
@@ -172,7 +173,7 @@ class _GetAttribute(Constructor):
     def __call__(self, owner: Any, name: Any) -> SealedType:
         key, attribute = names.GETATTR_PAIR
         if owner is not LISTED[key] or name != attribute:
-            raise RefusedError(f"builtins.getattr of {str(name)[:80]!r}", "calls")
+            raise RefusedError(f"builtins.getattr of {shown(name, 80)}", "calls")
         return _PROCESS_GROUP_STATE
 
 

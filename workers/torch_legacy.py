@@ -17,6 +17,7 @@ from workers.dtypes import ELEMENT_TYPES
 from workers.errors import CorruptFile
 from workers.pickle_scan import EndsTooEarly
 from workers.pickles import Loaded, Mapping, Storage, load_at
+from workers.shown import shown
 
 _FIRST_READ_BYTES = 2**20
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
@@ -48,7 +49,7 @@ def read_legacy(source: Source, path: str, size_bytes: int) -> LegacyFile:
     head, pickles = _read_pickles(source, path, size_bytes)
     magic, protocol, machine, saved, keys = (loaded.root for loaded in pickles)
     if magic != _MAGIC_NUMBER or protocol != _PROTOCOL:
-        raise _damaged(path, f"protocol {_PROTOCOL}", f"protocol {str(protocol)[:40]}")
+        raise _damaged(path, f"protocol {_PROTOCOL}", f"protocol {shown(protocol, 40)}")
     if not isinstance(machine, (dict, Mapping)) or machine.get("little_endian") is not True:
         raise CorruptFile(
             f"{path}: was saved on a machine of big-endian byte order, which is not supported",

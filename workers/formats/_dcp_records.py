@@ -18,6 +18,7 @@ from workers.formats._dcp_stream import MetadataStream, Numbers
 from workers.geometry import MOST_DIMENSIONS, IntArray, Shape
 from workers.pickle_records import is_count
 from workers.pickles import DType, Record, load
+from workers.shown import shown
 
 ITEM_COLUMNS = 6
 
@@ -127,7 +128,7 @@ class _Columns:
 
     def _add_entry(self, name: Any, entry: Any) -> None:
         if type(name) is not str or not isinstance(entry, Record):
-            _damaged(self._path, "names of tensors", str(name)[:80])
+            _damaged(self._path, "names of tensors", shown(name, 80))
         if type(entry).kind == "BytesStorageMetadata":
             self._objects.append(name)
             return
@@ -141,7 +142,7 @@ class _Columns:
         for chunk in chunks:
             offsets, sizes = (chunk.get("offsets"), chunk.get("sizes")) if isinstance(chunk, Record) else (None, None)
             if not _is_shape(offsets) or not _is_shape(sizes):
-                _damaged(self._path, f"offsets and sizes of the chunks of tensor {name}", str(chunk)[:80], name)
+                _damaged(self._path, f"offsets and sizes of the chunks of tensor {name}", shown(chunk, 80), name)
             self._chunks.extend((number, self._boxes[offsets, sizes]))
 
     def _all_chunks(self) -> IntArray:
@@ -174,7 +175,7 @@ class _Columns:
 
     def _add_item(self, index: Any, info: Any) -> None:
         if not isinstance(index, Record) or not isinstance(info, Record):
-            _damaged(self._path, "an index and a place for each item", str(index)[:80])
+            _damaged(self._path, "an index and a place for each item", shown(index, 80))
         name, offsets = index.get("fqn"), index.get("offset")
         number = self._numbers.get(name) if type(name) is str else None
         if number is None or offsets is None:
@@ -182,9 +183,9 @@ class _Columns:
         file, offset, length = (info.get(key) for key in ("relative_path", "offset", "length"))
         transform = info.get("transform_descriptors") or ()
         if not _is_shape(offsets) or type(file) is not str or not is_count(offset) or not is_count(length):
-            _damaged(self._path, f"file, offset and length of an item of tensor {name}", f"{file}"[:80], name)
+            _damaged(self._path, f"file, offset and length of an item of tensor {name}", shown(file, 80), name)
         if not all(type(step) is str for step in transform):
-            _damaged(self._path, f"names of transforms of an item of tensor {name}", f"{transform}"[:80], name)
+            _damaged(self._path, f"names of transforms of an item of tensor {name}", shown(transform, 80), name)
         columns = (self._offsets[offsets], self._files[file], offset, length, self._transforms[tuple(transform)])
         self._items.extend((number, *columns))
 

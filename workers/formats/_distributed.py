@@ -23,6 +23,7 @@ from workers.formats._mesh import (
 )
 from workers.geometry import Placement, Replicate, Shape, StridedShard, local_box
 from workers.pickles import DType, Record, TensorRecord
+from workers.shown import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class RankReader:
         if cut is None:
             cut = self._cuts[key] = self._interpret(name, spec)
         if type(local) is not TensorRecord or local.dtype != cut.dtype:
-            self._refuse(name, f"a local tensor of {cut.dtype}", f"{local!r}"[:200])
+            self._refuse(name, f"a local tensor of {cut.dtype}", shown(local, 200))
         if local.shape != cut.sizes and (cut.sizes is not None or 0 not in local.shape):
             raise self._wrong_size(name, cut, local.shape)
         return cut, local
@@ -165,7 +166,7 @@ class RankReader:
                 self._refuse(name, expected, placement_text(placement))
         order = cut_order(placements, spec.get("shard_order"))
         if order is None:
-            self._refuse(name, "an order of cuts that fits its placements", f"{spec.get('shard_order')!r}"[:200])
+            self._refuse(name, "an order of cuts that fits its placements", shown(spec.get("shard_order"), 200))
         sharding = Sharding(mesh.sizes, placements, tuple(order))
         if mesh.coordinate is None:
             return Cut(dtype.name, shape, sharding, ((0,) * len(shape), None))
@@ -174,7 +175,7 @@ class RankReader:
     def _placement(self, name: str, record: Any, dimensions: int) -> Placement:
         placement = read_placement(record)
         if placement is None:
-            kind = type(record).kind if isinstance(record, Record) else repr(record)[:60]
+            kind = type(record).kind if isinstance(record, Record) else shown(record, 60)
             raise GeometryMismatch(
                 f"{self._file}: tensor {name} has the placement {kind}: each process holds a term of a sum, or "
                 "something unknown, and not a part of the tensor",
@@ -202,7 +203,7 @@ class RankReader:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             self._refuse(name, "a ShardedTensor as torch saves it", f"one whose record makes no sense ({error!r})")
         if shape is None or type(dtype) is not DType or type(size) is not int or type(rank) is not int:
-            self._refuse(name, "a shape, a dtype, and a group of processes", f"{shape!r}, {dtype!r}, {rank!r}"[:200])
+            self._refuse(name, "a shape, a dtype, and a group of processes", shown((shape, dtype, rank), 200))
         self.groups.add(Group(size, rank))
         checked = [(local, self._checked(name, shape, local, (at, sizes))) for local, at, sizes in pieces]
         if any(local.dtype != dtype.name for local, _ in checked):
@@ -213,7 +214,7 @@ class RankReader:
         """The offsets of a shard that has the size that is claimed and lies inside of its tensor."""
         offsets, sizes = box
         if type(local) is not TensorRecord or offsets is None or len(offsets) != len(shape):
-            self._refuse(name, "shards that are tensors with offsets", f"{local!r} at {offsets}"[:200])
+            self._refuse(name, "shards that are tensors with offsets", f"{shown(local)} at {shown(offsets)}")
         ends = map(int.__add__, offsets, local.shape)
         if local.shape != sizes or any(end > length for end, length in zip(ends, shape, strict=True)):
             self._refuse(name, f"a shard of {sizes} inside of {list(shape)}", f"{local.shape} at {list(offsets)}")

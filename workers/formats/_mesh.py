@@ -55,7 +55,8 @@ def read_mesh(record: Any) -> Mesh | None:
     position = None if coordinate is None else as_sizes(coordinate)
     if sizes is None or (coordinate is not None and not _is_inside(position, sizes)):
         return None
-    names = tuple(map(str, record.get("mesh_dim_names" if layout is None else "_mesh_dim_names") or ()))
+    told = record.get("mesh_dim_names" if layout is None else "_mesh_dim_names")
+    names = tuple(name for name in told if type(name) is str) if isinstance(told, (list, tuple)) else ()
     if layout is None:
         rank = _rank_at(as_sizes(record.get("_flatten_mesh_list")), sizes, position)
         return Mesh(sizes, names, position, prod(sizes), is_part=True, rank=rank)

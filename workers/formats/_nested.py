@@ -10,7 +10,8 @@ from typing import Any
 
 from workers.errors import CorruptFile, GeometryMismatch
 from workers.formats._nf4_records import KIND as NF4
-from workers.pickles import Record
+from workers.pickles import DType, Record, TensorRecord
+from workers.shown import shown
 
 DEEPEST = 32
 """Levels of dicts that are looked into; Megatron-DeepSpeed has five."""
@@ -69,7 +70,7 @@ def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
 def _without_end(keys: Iterable[Any], file: str) -> CorruptFile:
     return CorruptFile(
         f"{file}: its dicts are nested more than {DEEPEST} deep, or hold each other again and again, at "
-        f"{'.'.join(str(key)[:40] for key in list(keys)[:4])}",
+        f"{'.'.join(key[:40] if type(key) is str else shown(key, 40) for key in list(keys)[:4])}",
         file=file,
         expected="a state dict",
         found="dicts in dicts",
@@ -82,9 +83,14 @@ def other_weights(value: Any) -> str | None:
     if not isinstance(value, Record):
         return None
     kind = type(value).kind
-    return _NO_PLAIN_TENSORS.get(kind) or (
-        f"a tensor quantised by torchao ({kind})" if kind.startswith(_QUANTIZED) else None
-    )
+    if kind in _NO_PLAIN_TENSORS:
+        return _NO_PLAIN_TENSORS[kind]
+    if kind.startswith(_QUANTIZED):
+        return f"a tensor quantised by torchao ({kind})"
+    # As ``_rebuild_from_type_v2`` makes them: of a plain tensor, or of the class itself and a dtype.
+    first, second, *_ = (*value.args, None, None)
+    is_tensor = isinstance(first, TensorRecord) or (first is type(value) and isinstance(second, DType))
+    return f"a tensor of the class {type(value).origin}" if is_tensor else None
 
 
 def no_plain_tensor(file: str, name: str, what: str) -> GeometryMismatch:

@@ -13,6 +13,7 @@ from workers.errors import CorruptFile
 from workers.geometry import MOST_DIMENSIONS
 from workers.nf4 import PARTS, VALUES
 from workers.pickle_records import DType, Record, TensorRecord, is_count
+from workers.shown import shown
 
 KIND = "NF4Tensor"
 _DTYPES = ("BF16", "F16", "F32")
@@ -25,9 +26,11 @@ def nf4_parts(record: Record, name: str, file: str) -> tuple[PackedTensor, dict[
     shape = next((value for value in args if type(value) is tuple), None)
     block, scalers = record.get("block_size"), record.get("scaler_block_size")
     if dtype not in _DTYPES or shape is None or len(shape) > MOST_DIMENSIONS or not all(map(is_count, shape)):
-        _refuse(name, file, "a dtype and a shape", f"{dtype} {shape!r}"[:80])
+        _refuse(name, file, "a dtype and a shape", f"{shown(dtype, 40)} {shown(shape, 40)}")
     if not is_count(block) or not is_count(scalers) or not block or not scalers:
-        _refuse(name, file, "sizes of blocks", f"block_size {block!r}, scaler_block_size {scalers!r}"[:80])
+        _refuse(
+            name, file, "sizes of blocks", f"block_size {shown(block, 40)}, scaler_block_size {shown(scalers, 40)}"
+        )
     parts = {part: record.get(part) for part in PARTS}
     blocks = -(-prod(shape) // block)
     expected: dict[str, tuple[tuple[int, ...], str]] = {

@@ -21,6 +21,7 @@ from workers.formats._state_dict import ModelPart, Path, choose_model
 from workers.nf4 import PARTS, part_name
 from workers.options import ConvertOptions
 from workers.pickles import Record, TensorRecord, paused_collector
+from workers.shown import shown
 from workers.storage import FileEntry, Folder
 from workers.torch_file import StoredRange, TorchFile, open_torch_file, resolve
 
@@ -165,7 +166,7 @@ def _weights(root: dict[Any, Any], file: str) -> Iterator[tuple[Path, TensorReco
         if all(type(key) in (str, int) for key in keys):
             yield keys, value
         else:
-            path = tuple(key if type(key) in (str, int) else f"{key!r}"[:80] for key in keys)
+            path = tuple(key if type(key) in (str, int) else shown(key, 80) for key in keys)
             yield path, "a tensor whose key is no text"
 
 

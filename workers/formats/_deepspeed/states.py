@@ -19,6 +19,7 @@ from workers.formats._steps import STILL_WRITING
 from workers.geometry import MOST_DIMENSIONS, Shape
 from workers.pickle_records import is_count
 from workers.pickles import Record, TensorRecord
+from workers.shown import shown
 from workers.storage import FileEntry, Folder
 from workers.torch_file import TorchFile, open_torch_file
 
@@ -153,7 +154,7 @@ def state_tensors(values: Any, path: str, ignored: list[str] | None = None) -> d
     for keys, value in leaves(values, path, lambda _, value: isinstance(value, dict)):
         odd = next((key for key in keys if type(key) is not str), None)
         if odd is not None:
-            refuse(path, "names that are texts", f"the name {odd!r}"[:120])
+            refuse(path, "names that are texts", f"the name {shown(odd)}")
         name = ".".join(map(clean_name, keys))
         what = other_weights(value)
         if what is not None:
@@ -183,7 +184,7 @@ def _items(values: Any, path: str) -> Iterator[tuple[str, Any]]:
         refuse(path, "a state dict: names and their tensors", f"a {type(values).__name__}")
     for name, value in values.items():
         if type(name) is not str:
-            refuse(path, "names that are texts", f"the name {name!r}"[:120])
+            refuse(path, "names that are texts", f"the name {shown(name)}")
         yield name, value
 
 
@@ -237,4 +238,4 @@ def _are_counts(values: Any) -> bool:
 def _kind(value: Any) -> str:
     if isinstance(value, TensorRecord):
         return f"a tensor {list(value.shape)}"
-    return f"{value.kind}" if isinstance(value, Record) else f"{value!r}"[:80]
+    return f"{value.kind}" if isinstance(value, Record) else shown(value, 80)

@@ -20,6 +20,7 @@ from workers.families.patterns import LONGEST_NAME, compiled
 from workers.geometry import MOST_DIMENSIONS, Shape, contiguous_strides, flat_range_boxes
 from workers.pickle_records import is_count
 from workers.pickles import Record
+from workers.shown import shown
 
 MOST_SEGMENTS = 65_536
 """Boxes that one shard may fall into; a whole layer that is interleaved row by row has some thousands."""
@@ -84,7 +85,7 @@ class TensorParallelism:
         if len(set(map(len, shapes))) > 1:
             raise self._contradiction(name, "shards with equally many dimensions", str([*map(list, shapes)]))
         if self._version != _AFFINE_VERSION:
-            raise self._contradiction(name, f"an affine_map of version {_AFFINE_VERSION}", f"{self._version!r}"[:40])
+            raise self._contradiction(name, f"an affine_map of version {_AFFINE_VERSION}", shown(self._version, 40))
         pattern = self._mapped.match(name)
         if pattern is not None:
             return self._affine(name, self._maps[pattern], shapes)
@@ -103,14 +104,14 @@ class TensorParallelism:
         """Fused parameters: each is cut by itself, and the shards are put together rank by rank."""
         dim, full = _get(entry, "partition_dim"), _get(entry, "shape")
         if type(dim) is not int or not isinstance(full, (list, tuple)) or not 0 <= dim < len(shapes[0]):
-            raise self._contradiction(name, "a partition_dim and a shape of sub-parameters", f"{dim!r}, {full!r}"[:80])
+            raise self._contradiction(name, "a partition_dim and a shape of sub-parameters", shown((dim, full), 80))
         sizes = _counts(full[dim]) if dim < len(full) else None
         told = _items(_get(entry, "sub_param_shard_widths"))
         widths = [_counts(part) or () for part in told] or [
             (size // len(shapes),) * len(shapes) for size in sizes or ()
         ]
         if sizes is None or len(widths) != len(sizes) or any(len(part) != len(shapes) for part in widths):
-            raise self._contradiction(name, "the width of each sub-parameter on each rank", f"{widths!r}"[:80])
+            raise self._contradiction(name, "the width of each sub-parameter on each rank", shown(widths, 80))
         return self._cut(name, shapes, dim, widths)
 
     def _cut(self, name: str, shapes: Sequence[Shape], dim: int, parts: Sequence[Sequence[int]]) -> list[Share]:
@@ -161,7 +162,7 @@ class TensorParallelism:
         for rank, shape in enumerate(shapes):
             own = ranks.get(rank)
             if _counts(_get(own, "shard_shape")) != shape:
-                raise self._contradiction(name, str(_get(own, "shard_shape")), f"{list(shape)} on rank {rank}")
+                raise self._contradiction(name, shown(_get(own, "shard_shape")), f"{list(shape)} on rank {rank}")
             segments: list[Segment] = []
             for piece in _items(_get(own, "pieces")):
                 segments += self._affine_piece(name, piece, full, shape)
@@ -173,11 +174,11 @@ class TensorParallelism:
     def _affine_piece(self, name: str, piece: Any, full: Shape, shard: Shape) -> list[Segment]:
         sizes, source, dest = _counts(_get(piece, "shape")), _view(piece, "source"), _view(piece, "dest")
         if sizes is None or source is None or dest is None or not len(sizes) == len(source[1]) == len(dest[1]):
-            raise self._contradiction(name, "pieces with shape, source and dest in affine_map", f"{piece!r}"[:80])
+            raise self._contradiction(name, "pieces with shape, source and dest in affine_map", shown(piece, 80))
         if _get(piece, "scale", 1.0) != 1.0:
             raise GeometryMismatch(
                 f"tensor {name} is stored divided by the number of tensor-parallel ranks ({self._file} gives the "
-                f"factor {_get(piece, 'scale')}), which unshard does not undo",
+                f"factor {shown(_get(piece, 'scale'))}), which unshard does not undo",
                 tensor=name,
                 file=self._file,
                 expected="weights as the model has them",

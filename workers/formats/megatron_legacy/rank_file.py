@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
 from workers.errors import CorruptFile, GeometryMismatch, InputError
@@ -17,6 +18,7 @@ from workers.formats._nested import leaves
 from workers.formats._steps import STILL_WRITING
 from workers.geometry import Shape
 from workers.pickles import Record, TensorRecord, paused_collector
+from workers.shown import shown
 from workers.storage import FileEntry, Folder
 from workers.torch_file import StoredRange, TorchFile, open_torch_file, resolve
 
@@ -92,25 +94,26 @@ def _stages(file: TorchFile) -> tuple[list[Any], Mapping[str, Any]]:
         match[1]: value for key, value in root.items() if isinstance(key, str) and (match := _MODEL.fullmatch(key))
     }
     if not numbered:
-        keys = ", ".join(map(str, list(root)[:8]))
+        keys = ", ".join(key if type(key) is str else shown(key, 80) for key in islice(root, 8))
         _refuse(file.path, "the key model, or model0, model1 ...", keys or "an empty dict")
     if "" in numbered and len(numbered) > 1:
         _refuse(file.path, "model, or model0, model1 ...", "both: " + ", ".join(f"model{key}" for key in numbered))
     _check_version(file.path, root)
     arguments = root.get("args")
     told = arguments.state if isinstance(arguments, Record) and isinstance(arguments.state, dict) else {}
-    return [numbered[key] for key in sorted(numbered, key=lambda text: int(text or 0))], told
+    plain = {key: value for key, value in told.items() if value is None or type(value) in (bool, int, float, str)}
+    return [numbered[key] for key in sorted(numbered, key=lambda text: int(text or 0))], plain
 
 
 def _check_version(path: str, root: Mapping[Any, Any]) -> None:
     version = root.get("checkpoint_version", 0)
     if not isinstance(version, int | float) or version < OLDEST_VERSION:
         raise GeometryMismatch(
-            f"{path}: its checkpoint_version is {version!r}: before {OLDEST_VERSION:g} query_key_value has its rows "
-            "in another order, which is not read",
+            f"{path}: its checkpoint_version is {shown(version)}: before {OLDEST_VERSION:g} query_key_value has its "
+            "rows in another order, which is not read",
             file=path,
             expected=f"checkpoint_version {OLDEST_VERSION:g} or later",
-            found=repr(version),
+            found=shown(version),
             hint="Load it with a Megatron-LM of 2021 or later and save it again.",
         )
 
@@ -122,12 +125,12 @@ def _flat(path: str, stage: Any) -> Iterator[tuple[str, Any]]:
     for keys, value in leaves(stage, path, _is_module):
         odd = next((key for key in keys if type(key) is not str), None)
         if odd is not None:
-            _refuse(path, "names that are texts", repr(odd)[:120])
+            _refuse(path, "names that are texts", shown(odd))
         yield ".".join(keys), value
 
 
 def _is_module(key: Any, value: Any) -> bool:
-    return isinstance(value, dict) and bool(value) and not str(key).endswith("_extra_state")
+    return isinstance(value, dict) and bool(value) and not (type(key) is str and key.endswith("_extra_state"))
 
 
 def _held(file: TorchFile, entries: list[tuple[str, Any]]) -> Iterator[Held]:

@@ -18,6 +18,7 @@ from workers.formats._mesh import Mesh
 from workers.formats._steps import STILL_WRITING
 from workers.geometry import Shape
 from workers.pickles import TensorRecord, paused_collector
+from workers.shown import shown
 from workers.storage import FileEntry, Folder
 from workers.torch_file import TorchFile, open_torch_file, resolve
 
@@ -101,7 +102,7 @@ class _Tabulation:
         ignored: list[str] = []
         for raw, value in self._file.root.items():
             if type(raw) is not str:
-                _refuse(self._entry.path, "names that are texts", f"the name {raw!r}"[:120])
+                _refuse(self._entry.path, "names that are texts", f"the name {shown(raw)}")
             name = clean_name(raw)
             if getattr(type(value), "kind", None) == "DTensor":  # the usual case, without the general one's records
                 cut, local = self._reader.read_dtensor(name, value)
