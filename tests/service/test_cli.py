@@ -180,7 +180,6 @@ def test_an_unknown_option_names_the_one_that_is_near_or_all(tmp_path, capsys):
 def test_a_size_that_is_none_names_its_option(tmp_path, capsys, option):
     done = unshard(capsys, "convert", QWEN, tmp_path / "model", "-o", f"{option}=-5")
     assert f"error: option {option}: '-5' is not a size\n" in done.err
-    assert ", dtype, " in done.err
 
 
 @pytest.mark.parametrize("assignment", ["dtype", "dtype=int3", "step=first", "memory=1MB", "max_shard_size=much"])
