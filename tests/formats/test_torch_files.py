@@ -100,6 +100,33 @@ def test_weights_that_are_no_plain_tensors_are_named(tmp_path):
     assert "no values" in meta.message
 
 
+class Subclass(torch.Tensor):
+    """A tensor whose values may mean anything, as those of bitsandbytes do."""
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that holds others, as those of quantising libraries do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        wrapper.inner = inner
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(cls, function, _types, args=(), _kwargs=None):
+        return function(*args)
+
+
+@pytest.mark.parametrize("weight", [torch.ones(3).as_subclass(Subclass), Wrapper(torch.ones(3))])
+def test_a_tensor_of_an_unknown_class_is_named_where_the_model_is(tmp_path, weight):
+    content = {"model": {WEIGHT: torch.ones(2), "b.weight": weight}}
+    error = refused(saved(tmp_path, content), GeometryMismatch)
+    assert (error.tensor, type(weight).__name__ in error.message) == ("model.b.weight", True)
+    beside = {"model": {WEIGHT: torch.ones(2)}, "optimizer": {"state": weight}}
+    assert_same(opened(saved(tmp_path, beside)), {WEIGHT: torch.ones(2)})
+
+
 def test_a_lazy_conjugate_is_refused(tmp_path):
     values = torch.ones(3, dtype=torch.complex64).conj()
     assert refused(saved(tmp_path, {WEIGHT: values}), GeometryMismatch).tensor == WEIGHT
