@@ -134,6 +134,7 @@ class Held:
         pytest.fail("the page has not asked")
 
     def release(self) -> None:
+        self._page.wait_for_timeout(SOON_MS)  # what was told meanwhile has been taken
         for route, answer in self._answers:
             route.fulfill(response=answer)
         self._answers = []
