@@ -66,11 +66,12 @@ class Result:
 def plan(
     source: str, destination: str, options: ConvertOptions | None = None, *, within: tuple[str, ...] = ()
 ) -> Plan:
-    """Plan a conversion and look whether its destination could take it; nothing is written."""
+    """Plan a conversion and look whether its destination could take it, or has its model; nothing is written."""
     options = options or ConvertOptions()
     made = plan_source(source, options, within=within)
     target = _open_apart(made, destination)
-    target.check(_intent(made, "preview"))
+    if _already_made(made, target, destination) is None:
+        target.check(_intent(made, "preview"))
     return made
 
 

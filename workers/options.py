@@ -124,6 +124,10 @@ class ConvertOptions:
             count = getattr(self, name)
             if count is not None and not 0 < count < 1 << 31:
                 raise InvalidOption(f"{name} must be a whole number above 0, not {count}")
+        if self.lora == "merge" and self.target_format == "peft":
+            raise InvalidOption(
+                "lora=merge makes a model, and target_format=peft an adapter", hint="Leave one of the two out."
+            )
         if self.lora_alpha is not None and not 0 < self.lora_alpha < float("inf"):
             raise InvalidOption(f"lora_alpha must be a number above 0, not {self.lora_alpha}")
 

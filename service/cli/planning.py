@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from service.cli.output import count, emit_json, say, say_fields, say_table, shape_text, size
-from workers.convert import plan
+from workers.convert import is_made, plan
 from workers.options import MAPPING, ConvertOptions
 from workers.plan import Plan
 
@@ -16,10 +16,14 @@ NAMES_SHOWN = 4
 def run_plan(ends: tuple[str, str], options: ConvertOptions, *, tensors: bool, as_json: bool) -> int:
     """Plan a conversion from the first to the second of ``ends`` and print it."""
     made = plan(*ends, options)
+    there = is_made(made, ends[1])
     if as_json:
-        emit_json(made.summary() | ({"table": list(made.table())} if tensors else {}))
+        emit_json(made.summary() | {"already_there": there} | ({"table": list(made.table())} if tensors else {}))
         return 0
     _say_plan(made.summary(), *ends)
+    if there:
+        say()
+        say(f"{ends[1]} holds this very model already: nothing would be done")
     if tensors:
         say()
         _say_tensors(made)

@@ -133,12 +133,18 @@ def test_an_alpha_that_contradicts_the_config_is_refused(tmp_path):
         converted(tmp_path / "adapter", lora_alpha=8.0)
 
 
-def test_a_model_without_an_adapter_is_no_adapter(tmp_path):
+@pytest.mark.parametrize("asked", [{"target_format": "peft"}, {"lora": "merge"}, {"lora_alpha": 8.0}])
+def test_a_model_without_an_adapter_is_no_adapter(tmp_path, asked):
     saved(tmp_path, target_modules=["q_proj"])
-    options = ConvertOptions(target_format="peft")
+    options = ConvertOptions(**asked)
     checkpoint = open_checkpoint(open_folder(str(tmp_path / "base")), options)
     with pytest.raises(InvalidOption, match="holds no adapter"):
         map_checkpoint(checkpoint, options, Evaluator(checkpoint))
+
+
+def test_an_adapter_that_is_merged_and_stays_one_is_a_contradiction():
+    with pytest.raises(InvalidOption, match=r"lora=merge .* target_format=peft"):
+        ConvertOptions(lora="merge", target_format="peft")
 
 
 def test_torchtunes_own_export_is_doubted(tmp_path):

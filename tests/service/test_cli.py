@@ -72,6 +72,21 @@ def test_a_plan_shows_files_and_every_tensor_on_request(tmp_path, capsys):
     assert full.out.startswith(brief.out)
 
 
+def test_a_plan_of_what_is_there_already_says_so_as_the_conversion_does(tmp_path, capsys):
+    model = tmp_path / "model"
+    assert not json.loads(unshard(capsys, "plan", QWEN, model, "--json").out)["already_there"]
+    assert unshard(capsys, "convert", QWEN, model).status == 0
+    again = unshard(capsys, "plan", QWEN, model)
+    assert (again.status, again.out.splitlines()[-1]) == (
+        0,
+        f"{model} holds this very model already: nothing would be done",
+    )
+    assert json.loads(unshard(capsys, "plan", QWEN, model, "--json").out)["already_there"]
+    other = unshard(capsys, "plan", QWEN, model, "--dtype", "bfloat16")
+    assert other.status == 3
+    assert "is not empty" in other.err
+
+
 def test_the_ray_engine_is_loaded_only_on_request(tmp_path):
     code = (
         "import sys; from service.cli.run import run; "

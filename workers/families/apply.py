@@ -70,18 +70,15 @@ def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe
     parts = None
     if checkpoint.naming != HUB_NAMING and is_peft(name for name, _ in entries):
         parts = take_apart(entries)
-        if options.mapping is not None and (options.lora != "merge" or options.target_format == PEFT):
+        if options.mapping is not None and options.lora != "merge":
             raise _not_mapped(checkpoint)
     if parts is None:
-        if options.target_format == PEFT:
-            raise _no_adapter(checkpoint)
-        if options.lora_alpha is not None:
-            raise _nothing_for_alpha(checkpoint, options.lora_alpha)
+        _check_none_is_meant(checkpoint, options)
         return _map_model(checkpoint, entries, options, probe)
     adapter = checkpoint.adapter or Adapter(options.lora_alpha, "the checkpoint does not say")
     if adapter.needs_alpha and adapter.lora_alpha is None:
         raise own_adapters.no_alpha(adapter)
-    if options.lora == "merge" and options.target_format != PEFT:
+    if options.lora == "merge":
         return _merged(checkpoint, parts, adapter, options, probe)
     if parts.is_adapter_only or options.target_format == PEFT:
         check_used(options, used)
@@ -90,6 +87,16 @@ def map_checkpoint(checkpoint: Checkpoint, options: ConvertOptions, probe: Probe
     files, notes = _adapter_files(checkpoint, parts, adapter, lora_config.ADAPTER_FOLDER)
     apart = _targets(adapter_entries(parts), options, (), lora_config.ADAPTER_FOLDER)
     return replace(base, targets=base.targets + apart, files=base.files + files, notes=base.notes + notes)
+
+
+def _check_none_is_meant(checkpoint: Checkpoint, options: ConvertOptions) -> None:
+    """Refuse options that are for an adapter, where there is none."""
+    if options.target_format == PEFT:
+        raise _no_adapter(checkpoint)
+    if options.lora_alpha is not None:
+        raise _nothing_for(checkpoint, f"lora_alpha {options.lora_alpha:g}")
+    if options.lora == "merge":
+        raise _nothing_for(checkpoint, "lora merge")
 
 
 def _no_adapter(checkpoint: Checkpoint) -> InvalidOption:
@@ -116,11 +123,12 @@ def _adapter_alone(checkpoint: Checkpoint, parts: PeftParts, adapter: Adapter, o
     return Mapping(NAMES_KEPT, targets, (), files, checkpoint.side_files, notes)
 
 
-def _nothing_for_alpha(checkpoint: Checkpoint, alpha: float) -> InvalidOption:
+def _nothing_for(checkpoint: Checkpoint, given: str) -> InvalidOption:
+    option = given.partition(" ")[0]
     return InvalidOption(
-        f"the option lora_alpha is given, but {checkpoint.address.url} holds no adapter that it could be for",
+        f"the option {option} is given, but {checkpoint.address.url} holds no adapter that it could be for",
         expected="a LoRA adapter",
-        found=f"lora_alpha {alpha:g} and {len(checkpoint.tensors)} tensors of a model",
+        found=f"{given} and {len(checkpoint.tensors)} tensors of a model",
         hint="Leave the option out: the weights are merged already, or were never wrapped.",
     )
 
