@@ -229,6 +229,24 @@ def test_a_token_is_shown_once_works_and_ends(staffed, signed_in):
     expect(page.locator(".audit tbody tr").first).to_contain_text("POST /v1/watches")
 
 
+def test_a_token_is_revoked_with_its_jobs_or_kept(staffed, signed_in):
+    service, _ = staffed
+    made = service.http.post("/v1/tokens", json={"name": "leaked", "scopes": ["jobs:write"]}).json()
+    page = signed_in("/settings")
+    page.set_viewport_size({"width": 375, "height": 800})
+    page.get_by_role("button", name="Revoke leaked", exact=True).click()
+    expect(page.get_by_role("button", name="Keep it")).to_be_focused()
+    assert_fits(page)
+    assert_accessible(page)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Revoke leaked", exact=True)).to_be_focused()
+    page.keyboard.press("Enter")
+    with page.expect_request(lambda request: request.method == "DELETE") as asked:
+        page.get_by_role("button", name="With its jobs: revoke leaked").click()
+    assert asked.value.url.endswith(f"/v1/tokens/{made['id']}?cancel_jobs=true")
+    expect(page.get_by_text("its jobs are cancelled")).to_be_visible()
+
+
 def test_a_webhook_is_made_tested_and_its_deliveries_are_told(signed_in):
     page = signed_in("/settings?tab=webhooks")
     page.get_by_role("button", name="New webhook").click()

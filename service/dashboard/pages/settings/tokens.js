@@ -40,7 +40,7 @@ export function Secret({ title, text, close, children }) {
 function Row({ token, reload }) {
   const revoke = (how, told) => attempt(async () => { await call(`/v1/tokens/${token.id}${how}`, { method: "DELETE" }); notify("good", `The token of ${token.name} is ended; ${told}`); await reload(); });
   const alone = () => revoke("", "its jobs go on");
-  const withJobs = { ask: "And cancel its jobs", label: `Revoke ${token.name} and cancel its jobs`, onConfirm: () => revoke("?cancel_jobs=true", "its jobs are cancelled") };
+  const withJobs = { ask: "With its jobs", label: `With its jobs: revoke ${token.name} and cancel them`, onConfirm: () => revoke("?cancel_jobs=true", "its jobs are cancelled") };
   const isPast = token.expires_at && Date.parse(token.expires_at) < serviceNow();
   const limits = LIMITS.filter(([name]) => token[name]).map(([name, title]) => `${title}: ${number(token[name])}`);
   return html`<tr role="row" class=${token.revoked_at || isPast ? "ended" : ""}><td role="cell"><b>${token.name}</b><div class="hint"><code>${token.id}</code></div></td><td role="cell">${token.scopes.map((scope) => html`<code class="scope">${scope}</code> `)}</td>
