@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import argparse
 import collections
+import pickle
 import time
 from typing import Any
 
@@ -10,8 +12,10 @@ from tests.attacks.pickles import call, glob, pickled
 from tests.attacks.shared_parts import LISTS
 from workers.errors import GeometryMismatch, UnsafePickle
 from workers.formats._distributed import RankReader
+from workers.formats.megatron_legacy.rank_file import _stages
 from workers.pickles import load
 from workers.shown import shown
+from workers.torch_file import TorchFile
 
 MOST_S = 1.0
 
@@ -68,3 +72,10 @@ def test_a_tensor_that_is_such_a_list_is_refused_at_once():
     with pytest.raises(GeometryMismatch):
         RankReader("x").read("weight", dtensor)
     assert time.process_time() - began < MOST_S
+
+
+def test_arguments_of_runs_are_compared_only_where_they_are_plain():
+    arguments = {"lists": tower(list), "tensor_model_parallel_size": 2, "dtype": None, "rotary_percent": 1.0}
+    root = load(pickle.dumps({"model": {}, "args": argparse.Namespace(**arguments)}, 2), file="x")
+    _, told = _stages(TorchFile("x", 0, root, {}, "little", ""))
+    assert told == {"tensor_model_parallel_size": 2, "dtype": None, "rotary_percent": 1.0}

@@ -64,6 +64,14 @@ KEYS: dict[str, bytes] = {
     "tuples after a mark": pickled(b"}", b")q\x00" + b"0(h\x00h\x00h\x00h\x00tq\x00" * LEVELS, b"Ns"),
     "tuples that end with something else": pickled(b"}", b")q\x00" + b"0h\x00h\x00N\x87q\x00" * LEVELS, b"Ns"),
     "each level in a tuple of its own": pickled(b"}", b")q\x00" + b"0h\x00\x85h\x00\x85\x86q\x00" * LEVELS, b"Ns"),
+    "each level in a tuple of its own, put into the memo": pickled(
+        b"}", b")q\x00" + b"0h\x00h\x00\x86\x85q\x00" * LEVELS, b"Ns"
+    ),
+    "each level twice in the memo": _four(
+        b"})\x94\x94",
+        *(b"0h" + _short(n) + b"h" + _short(n) + b"\x86\x94\x94" for n in range(1, 2 * LEVELS, 2)),
+        b"Ns",
+    ),
     "long indices": pickled(b"}", _tower(b"\x86", put=b"r", fetch=b"j"), b"Ns"),
     "long indices put and short ones fetched": pickled(b"}", _tower(b"\x86", put=b"r"), b"Ns"),
     "indices beyond 255": pickled(b"}", b"N0" * 1000, _tower(b"\x86", put=b"r", fetch=b"j", at=700), b"Ns"),
@@ -89,6 +97,17 @@ KEYS: dict[str, bytes] = {
         ),
         b"u",
     ),
+    "pairs of frozensets by calls, compared": pickled(
+        b"}(",
+        *(
+            call(_FROZEN, b"]K\x01a")
+            + put
+            + (b"0" + call(_FROZEN, b"](" + get + get + b"N\x86e") + put) * LEVELS
+            + b"N"
+            for put, get in ((b"q\x00", b"h\x00"), (b"q\x01", b"h\x01"))
+        ),
+        b"u",
+    ),
     "equal pairs, compared": pickled(b"}(", _two_towers(b"\x86"), b"u"),
     "pairs that were in a record": pickled(b"}", _RECORD, b")\x81", _TUPLE, b"b0", b"h\x00Ns"),
     "arguments of a record": pickled(
@@ -106,9 +125,13 @@ KEYS: dict[str, bytes] = {
     "put after it was put far away": pickled(b"}", _after(b"r\x01\x00\x00\x00"), b"Ns"),
     "put after it was fetched from elsewhere": pickled(b"}", _after(b"q\x010h\x01"), b"Ns"),
     "put after it was fetched from far away": pickled(b"}", _after(b"q\x010j\x01\x00\x00\x00"), b"Ns"),
-    "put after what looks as if it had been looked at": pickled(b"}", _after(b"K\x00\x86Q"), b"Ns"),
+    "put after what looks as if it had been looked at": pickled(b"}", _after(b"K\x09\x86Q"), b"Ns"),
     "a wide tuple as each of many keys": pickled(_WIDE, b"}(", b"h\x00N" * 100_000, b"u"),
     "a wide tuple in each of many keys": pickled(_WIDE, b"}(", b"h\x00\x85N" * 100_000, b"u"),
+    "a wide tuple that was fetched before, as keys": pickled(_WIDE, b"h\x00q\x01}(", b"h\x01N" * 100_000, b"u"),
+    "a wide tuple that was fetched from far away, as keys": pickled(
+        _WIDE, b"j\x00\x00\x00\x00q\x01}(", b"h\x01N" * 100_000, b"u"
+    ),
     "wide tuples of wide tuples": pickled(_WIDE, b"(" + b"h\x00" * 10_000 + b"tq\x00", b"}h\x00Ns"),
 }
 """Each is refused with the file's name, at once."""
