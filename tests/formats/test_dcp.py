@@ -188,6 +188,9 @@ def test_metadata_of_ranks_are_brought_together_and_copies_compared(tmp_path):
     found = opened(tmp_path)
     assert_same(found, {WEIGHT: torch.arange(8.0)})
     assert len(found.replicas) == len(found.pieces)
+    (tmp_path / ".metadata").write_bytes((tmp_path / "__0.metadata").read_bytes())
+    assert "two saves" in refused(tmp_path, AmbiguousSource).message
+    (tmp_path / ".metadata").unlink()
     (tmp_path / "__0.metadata").rename(tmp_path / "__2.metadata")
     assert "__0.metadata" in refused(tmp_path, IncompleteCheckpoint).message
 

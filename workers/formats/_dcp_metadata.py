@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoint import PLAIN, ZSTD, TensorInfo
 from workers.dtypes import ELEMENT_TYPES
-from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
+from workers.errors import AmbiguousSource, CorruptFile, GeometryMismatch, IncompleteCheckpoint
 from workers.formats._dcp_records import DcpRecords, read_large_records, read_records
 from workers.formats._format import Listing, join
 from workers.geometry import IntArray, Shape
@@ -131,9 +131,17 @@ def _read(listing: Listing, path: str, digest: xxhash.xxh3_128) -> DcpRecords:
 
 def _sources(listing: Listing, prefix: str) -> tuple[str, ...]:
     names = listing.files(prefix)
+    ranks = {int(found["rank"]): entry for name, entry in names.items() if (found := RANK_METADATA.fullmatch(name))}
+    if METADATA in names and ranks:
+        raise AmbiguousSource(
+            f"{prefix or 'the folder'} holds {METADATA} and {ranks[min(ranks)].path}, which are of two saves: one "
+            "wrote over files of the other",
+            expected=f"{METADATA}, or __R.metadata of the ranks",
+            found="both",
+            hint="Save again into an empty folder. If one of the two is known to be the older, move it elsewhere.",
+        )
     if METADATA in names:
         return (names[METADATA].path,)
-    ranks = {int(found["rank"]): entry for name, entry in names.items() if (found := RANK_METADATA.fullmatch(name))}
     if not ranks:
         raise IncompleteCheckpoint(
             f"{prefix or 'the folder'} has no {METADATA}, which is written last: the save was not finished",
