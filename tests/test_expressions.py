@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.arithmetic import NumpyArithmetic
+from workers.dora import AddDora
 from workers.dtypes import ELEMENT_TYPES
 from workers.expressions import AddLora, Cast, Concatenate, Select, Slice, Source, Stack, Transpose
 
@@ -134,6 +135,23 @@ def test_a_lora_sum_is_the_base_plus_the_scaled_product(data, rows, columns, ran
     expected = w + np.float32(0.5) * (high @ low)
     found = filled(expression, box, memory).view(np.float32)
     np.testing.assert_allclose(found, expected[window(offsets, sizes)], rtol=1e-5, atol=1e-6)
+    needs = [memory.elements(need.tensor, need.offsets, need.sizes) for need in expression.requires(*box)]
+    assert set().union(*needs) == memory.read_elements
+
+
+@given(st.data(), st.integers(1, 6), st.integers(1, 6), st.integers(1, 3))
+def test_a_dora_sum_has_rows_as_long_as_its_magnitude_says(data, rows, columns, rank):
+    memory = Memory()
+    base, a, b, magnitude = map(memory.source, ((rows, columns), (rank, columns), (rows, rank), (rows,)))
+    memory.tensors[0][0], memory.tensors[2][0] = 0, 0  # a row of zeros, which has no direction
+    expression = AddDora(AddLora(base, a, b, 0.5), magnitude)
+    whole, first, second, lengths = (values.view(np.float32).astype(np.float64) for values in memory.tensors)
+    total = whole + 0.5 * (second @ first)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        expected = total * (lengths / np.linalg.norm(total, axis=1))[:, None]
+    box = data.draw(boxes((rows, columns)))
+    found = filled(expression, box, memory).view(np.float32)
+    np.testing.assert_allclose(found, expected[window(*box)], rtol=1e-3, atol=1e-3)
     needs = [memory.elements(need.tensor, need.offsets, need.sizes) for need in expression.requires(*box)]
     assert set().union(*needs) == memory.read_elements
 

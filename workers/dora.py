@@ -51,6 +51,8 @@ class AddDora:
         merged = base + np.float32(self.sum.scale) * (b @ a)
         magnitude = np.empty(out.shape[:1], dtype=ELEMENT_TYPES[self.magnitude.dtype].numpy_type)
         self.magnitude.fill(magnitude, offsets[:1], context)
-        factor = arithmetic.as_float32(magnitude, self.magnitude.dtype) / np.linalg.norm(merged, axis=1)
-        result = np.ascontiguousarray((factor[:, None] * merged)[:, offsets[1] : offsets[1] + out.shape[1]])
+        with np.errstate(divide="ignore", invalid="ignore"):  # a row of zeros becomes no number, as in peft
+            factor = arithmetic.as_float32(magnitude, self.magnitude.dtype) / np.linalg.norm(merged, axis=1)
+            scaled = factor[:, None] * merged
+        result = np.ascontiguousarray(scaled[:, offsets[1] : offsets[1] + out.shape[1]])
         context.arithmetic.cast(result.view(np.uint32), "F32", out, self.dtype)
