@@ -76,6 +76,8 @@ def test_a_tensor_that_is_such_a_list_is_refused_at_once():
 
 def test_arguments_of_runs_are_compared_only_where_they_are_plain():
     arguments = {"lists": tower(list), "tensor_model_parallel_size": 2, "dtype": None, "rotary_percent": 1.0}
-    root = load(pickle.dumps({"model": {}, "args": argparse.Namespace(**arguments)}, 2), file="x")
+    root = load(
+        pickle.dumps({"model": {}, "checkpoint_version": 3.0, "args": argparse.Namespace(**arguments)}, 2), file="x"
+    )
     _, told = _stages(TorchFile("x", 0, root, {}, "little", ""))
     assert told == {"tensor_model_parallel_size": 2, "dtype": None, "rotary_percent": 1.0}

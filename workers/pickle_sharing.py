@@ -42,7 +42,11 @@ def puts_to_look_at(data: bytes, most_indices: int) -> list[int]:
     All short indices count as fetched: they are few.
     """
     long = _fetched(data, most_indices)
-    places = np.concatenate([_puts(codes, long) + begin for codes, begin in _blocks(data)])
+    wanted = None
+    if len(long):
+        wanted = np.zeros(most_indices + 1, dtype=bool)
+        wanted[:_SHORT] = wanted[long] = True
+    places = np.concatenate([_puts(codes, wanted) + begin for codes, begin in _blocks(data)])
     return list(places[_may_be_shared(data, places)].tolist())
 
 
@@ -170,15 +174,13 @@ def _operands(codes: npt.NDArray[np.uint8], places: Indices) -> Indices:
     return numbers[places].astype(np.int64)
 
 
-def _puts(codes: npt.NDArray[np.uint8], long: Indices) -> Indices:
-    """Places in a block that look like a PUT of a short index, or of one of the long ones."""
+def _puts(codes: npt.NDArray[np.uint8], wanted: npt.NDArray[np.bool_] | None) -> Indices:
+    """Places in a block that look like a PUT of a wanted index; None: of a short one."""
     found = [np.flatnonzero(codes[:-4] == ord("q"))]
     places = codes[:-4] == ord("r")
-    if len(long):
+    if wanted is not None:
         at = np.flatnonzero(places)
-        indices = _operands(codes, at)
-        rows = np.minimum(np.searchsorted(long, indices), len(long) - 1)
-        found.append(at[(indices < _SHORT) | (long[rows] == indices)])
+        found.append(at[wanted[np.minimum(_operands(codes, at), len(wanted) - 1)]])
     else:
         places &= (codes[2:-2] | codes[3:-1] | codes[4:]) == 0
         found.append(np.flatnonzero(places))
