@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from workers.errors import InternalError, StorageError, UnshardError
+from workers.errors import InternalError, InvalidOption, StorageError, UnshardError
 
 JsonObject = dict[str, Any]
 
@@ -181,6 +181,11 @@ def _keyed(key: str | None) -> dict[str, str]:
 
 def settings(base_url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
     """How httpx is set up for a service."""
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise InvalidOption(
+            "the token holds a space, the end of a line or another character that no token has",
+            hint="Look for what was copied along with it.",
+        )
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     # A service on this machine or in this cluster is not behind the proxy of the environment.
     return {"base_url": base_url.rstrip("/"), "headers": headers, "timeout": timeout_s, "trust_env": False}

@@ -48,9 +48,13 @@ def listed(file: str) -> list[JsonObject]:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidOption(f"{file} cannot be read: {error}", hint="Name a text file, or - for the input.") from None
+        why = getattr(error, "strerror", None) or error
+        raise InvalidOption(f"{file} cannot be read: {why}", hint="Name a text file, or - for the input.") from None
     lines = enumerate(text.splitlines(), start=1)
-    return [_item(line.strip(), f"{file}, line {number}") for number, line in lines if line.strip()]
+    items = [_item(line.strip(), f"{file}, line {number}") for number, line in lines if line.strip()]
+    if not items:
+        raise InvalidOption(f"{file} names no checkpoint", hint=LINE_HINT)
+    return items
 
 
 def _item(line: str, where: str) -> JsonObject:
@@ -75,5 +79,9 @@ def assigned(labels: Iterable[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise InvalidOption(f"the label {text!r} is not NAME=VALUE", hint="Write --label run=42.")
+        if found.get(name, value) != value:
+            raise InvalidOption(
+                f"label {name} is given twice: {found[name]!r} and {value!r}", hint="Leave one of them out."
+            )
         found[name] = value
     return found

@@ -10,7 +10,7 @@ from typing import Any
 from service.calls import ApiError, Call, Patience
 from service.cli.output import count, duration, emit_json, say, say_fields, say_table, size
 from service.cli.progress import Bar
-from service.cli.remote import EXIT_STATUSES, INTERRUPTED, NOT_DONE, Endpoint, absolute
+from service.cli.remote import EXIT_STATUSES, INTERRUPTED, NOT_DONE, Endpoint, placed, placed_options
 from service.client import Client, JsonObject, Unreachable
 
 ENDED = frozenset({"completed", "cancelled"})
@@ -100,16 +100,17 @@ def _absolute(request: JsonObject) -> JsonObject:
     """The request as the service must be told it: it looks for paths from another folder than this process."""
     told = dict(request)
     if told.get("items") is not None:
-        told["items"] = [_placed(item, "source", "destination") for item in told["items"]]
+        told["items"] = [_with_options(placed(item, "source", "destination")) for item in told["items"]]
     if told.get("discover") is not None:
-        told["discover"] = _placed(told["discover"], "prefix")
+        told["discover"] = placed(told["discover"], "prefix")
     if told.get("template") is not None:
-        told["template"] = _placed(told["template"], "destination")
-    return _placed(told, "prefix")
+        told["template"] = _with_options(placed(told["template"], "destination"))
+    return placed(told, "prefix")
 
 
-def _placed(values: JsonObject, *names: str) -> JsonObject:
-    return {name: absolute(value) if name in names and value is not None else value for name, value in values.items()}
+def _with_options(values: JsonObject) -> JsonObject:
+    options = values.get("options")
+    return {**values, "options": placed_options(options)} if isinstance(options, dict) else values
 
 
 def _follow(client: Client, batch: JsonObject, *, visible: bool) -> JsonObject:
@@ -141,8 +142,15 @@ def _draw(bar: Bar, batch: JsonObject) -> None:
 
 
 def _submitted(batch: JsonObject, *, as_json: bool) -> int:
-    _say(batch, lambda told: say(f"batch {told['id']} is {told['state']}: {_summary(told)}"), as_json=as_json)
+    _say(batch, _say_submitted, as_json=as_json)
     return 0
+
+
+def _say_submitted(batch: JsonObject) -> None:
+    say(f"batch {batch['id']} is {batch['state']}: {_summary(batch)}")
+    say(
+        f"unshard batches {batch['id']} shows how it goes{', and what was refused' * bool(batch['counts']['refused'])}"
+    )
 
 
 def _ended(client: Client, batch: JsonObject, *, as_json: bool) -> int:

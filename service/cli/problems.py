@@ -10,6 +10,9 @@ from workers.errors import Cancelled, UnshardError
 INTERRUPTED = 130
 RESOURCES = 3
 INTERNAL = 70
+MOST_PLACES = 20
+"""Places of a request at fault that are told."""
+
 RESUME = "interrupted; run the same command again to resume"
 
 
@@ -39,11 +42,21 @@ def lines(error: BaseException) -> list[str]:
     told = as_told(error)
     if isinstance(told, Cancelled):
         return [told.message]
-    said = [f"error: {told.message}"]
+    said = [f"error: {told.message}", *_places(told)]
     said += [f"{name}: {value}" for name, value in told.details().items() if value not in told.message]
     if told.hint:
         said.append(f"hint: {told.hint}")
     return said
+
+
+def _places(error: UnshardError) -> list[str]:
+    """What a service found wrong at several places of a request, a line for each."""
+    errors = getattr(error, "problem", {}).get("errors") or []
+    told = [f"{fault.get('pointer', '')}: {fault.get('detail', '')}" for fault in errors]
+    if len(told) < 2 and all(fault.get("detail", "") in error.message for fault in errors):
+        return []
+    more = [f"and {len(told) - MOST_PLACES} more"] if len(told) > MOST_PLACES else []
+    return [f"  - {line}" for line in told[:MOST_PLACES] + more]
 
 
 def as_told(error: BaseException) -> UnshardError:

@@ -11,7 +11,7 @@ from service.answers import Job
 from service.cli.output import count, duration, emit_json, say, say_fields, say_table, size
 from service.cli.problems import lines
 from service.cli.progress import Bar
-from service.client import Client
+from service.client import Client, JsonObject
 from workers.errors import UnshardError
 from workers.options import ConvertOptions
 
@@ -50,7 +50,7 @@ def run_submit(endpoint: Endpoint, asked: Submission, *, wait: bool, as_json: bo
         job = client.submit(
             absolute(asked.source),
             absolute(asked.destination),
-            asked.options.to_dict(),
+            placed_options(asked.options.to_dict()),
             labels=asked.labels,
             priority=asked.priority,
         )
@@ -105,6 +105,17 @@ def _wait(client: Client, job_id: str, *, as_json: bool) -> int:
 def absolute(place: str) -> str:
     """A path as the service must be told it: it counts from another folder than this process."""
     return place if "://" in place else str(Path(place).absolute())
+
+
+def placed(values: JsonObject, *names: str) -> JsonObject:
+    """The values with the paths under these names as the service must be told them; what is no text stays."""
+    told = {name: values[name] for name in names if isinstance(values.get(name), str)}
+    return {**values, **{name: absolute(place) for name, place in told.items()}}
+
+
+def placed_options(options: JsonObject) -> JsonObject:
+    """Options of a conversion with their paths as the service must be told them."""
+    return placed(options, "config_dir", "base")
 
 
 def follow(client: Client, job_id: str, *, visible: bool) -> Job:

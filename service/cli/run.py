@@ -77,6 +77,8 @@ def _usage(error: Any, *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "unshard"
     say(f"error: {message}", to=sys.stderr)
+    if path.endswith((" batch", " watch")) and "extra argument" in message:
+        say("hint: Quote the pattern, so that the shell leaves it alone: '/runs/qwen/global_step_*'", to=sys.stderr)
     say(f"hint: {path} --help shows the usage", to=sys.stderr)
     return USAGE
 

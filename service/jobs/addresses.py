@@ -37,9 +37,12 @@ class AllowedPlaces:
     prefixes: tuple[str, ...] = ()
     only_listed_local: bool = False
 
-    def check(self, address: str) -> str:
-        """The canonical form of an address that is allowed; ``NotAllowed`` or ``InvalidOption`` otherwise."""
-        location = _parse(self.role, address)
+    def check(self, address: str, named: str | None = None) -> str:
+        """The canonical form of an address that is allowed; ``NotAllowed`` or ``InvalidOption`` otherwise.
+
+        ``named`` is what a message calls it, the role if not given.
+        """
+        location = _parse(named or self.role, address)
         if not self._allows(location):
             raise NotAllowed(self.role, address, self._hint())
         return location.url
@@ -90,9 +93,9 @@ class Places:
     def check_source(self, source: str, options: ConvertOptions) -> str:
         """The canonical source of what only reads."""
         mapping = options.mapping if options.mapping is not None and not is_inline(options.mapping) else None
-        for place in (options.config_dir, options.base, mapping):
+        for option, place in (("config_dir", options.config_dir), ("base", options.base), ("mapping", mapping)):
             if place is not None:
-                self.sources.check(place)
+                self.sources.check(place, f"option {option}")
         return self.sources.check(source)
 
 

@@ -67,6 +67,14 @@ def test_a_file_lists_items_as_words_or_as_json(tmp_path):
     ]
 
 
+def test_a_file_that_lists_nothing_or_is_none_is_told(tmp_path):
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(InvalidOption, match="empty names no checkpoint"):
+        listed(str(tmp_path / "empty"))
+    with pytest.raises(InvalidOption, match=r"none cannot be read: No such file or directory$"):
+        listed(str(tmp_path / "none"))
+
+
 @pytest.mark.parametrize("line", ["{broken", "a b c"])
 def test_a_line_that_is_no_item_is_named(tmp_path, line):
     file = tmp_path / "items"
@@ -77,6 +85,8 @@ def test_a_line_that_is_no_item_is_named(tmp_path, line):
 
 def test_labels_are_names_with_values():
     assert assigned(["run=42", "note=a=b"]) == {"run": "42", "note": "a=b"}
+    with pytest.raises(InvalidOption, match="label run is given twice: '1' and '2'"):
+        assigned(["run=1", "run=2"])
     with pytest.raises(InvalidOption, match="'run' is not NAME=VALUE"):
         assigned(["run"])
 
@@ -110,6 +120,57 @@ def test_a_batch_with_a_failure_says_which_and_is_no_success(unshard, runs, tmp_
     assert unshard("batches", batch, "--retry").status == 0
     shown = eventually(lambda: "completed: 3 succeeded" in unshard("batches", batch).out, "all succeeded")
     assert shown
+
+
+@pytest.mark.parametrize("way", ["submit", "batch", "file"])
+def test_a_relative_config_folder_counts_from_where_the_command_runs(unshard, tmp_path, monkeypatch, way):
+    shutil.copytree(CHECKPOINT, tmp_path / "here" / "checkpoint")
+    (tmp_path / "here" / "checkpoint" / "huggingface").rename(tmp_path / "here" / "config")
+    monkeypatch.chdir(tmp_path / "here")
+    item = {"source": "checkpoint", "destination": "../model", "options": {"config_dir": "config"}}
+    Path("items").write_text(json.dumps(item))
+    arguments = {
+        "submit": ("submit", "checkpoint", "../model", "--config", "config"),
+        "batch": ("batch", "check*", "../{name}-model", "-o", "config_dir=config"),
+        "file": ("batch", "--file", "items"),
+    }
+    done = unshard(*arguments[way], "--wait")
+    assert (done.status, done.err) == (0, "")
+    assert list(tmp_path.glob("*model/config.json"))
+
+
+def test_an_item_that_is_no_text_is_told_by_the_service(unshard, tmp_path):
+    (tmp_path / "items").write_text('{"source": 3, "destination": "/models/a"}\n')
+    done = unshard("batch", "--file", tmp_path / "items")
+    assert done.status == 1
+    assert "/items/0/source" in done.err
+
+
+def test_what_can_not_be_done_is_told_where_it_stands(unshard, runs, tmp_path):
+    step, model = runs / "global_step_10", tmp_path / "model"
+    (tmp_path / "items").write_text(f"{step} {model}\n{step} {model}\n")
+    done = unshard("batch", "--file", tmp_path / "items", "--stop-at-error")
+    assert done.status == 1
+    assert f"\n  - /items/1/destination: {model} is also the destination of item 0, {step}\n" in done.err
+
+
+def test_a_batch_that_is_handed_in_says_how_to_see_what_was_refused(unshard, runs, tmp_path):
+    done = unshard("batch", f"{runs}/global_step_*", tmp_path / "one")
+    assert "2 refused of 3" in done.out
+    assert done.out.endswith("shows how it goes, and what was refused\n")
+
+
+def test_a_pattern_that_the_shell_has_taken_is_to_be_quoted(unshard, runs, tmp_path):
+    done = unshard("batch", *runs.iterdir(), tmp_path / "{step}")
+    assert done.status == 2
+    assert "hint: Quote the pattern" in done.err
+
+
+@pytest.mark.parametrize("token", ["with space", "line\n", "tök"])
+def test_a_token_that_can_be_none_is_told(unshard, token):
+    done = unshard("jobs", "--token", token)
+    assert done.status == 1
+    assert done.err.startswith("error: the token holds a space, ")
 
 
 def test_a_watch_hands_in_what_appears(unshard, converting, runs, tmp_path):

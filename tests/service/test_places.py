@@ -137,6 +137,12 @@ def linked(tmp_path):
     return source
 
 
+@pytest.mark.parametrize("option", ["config_dir", "base", "mapping"])
+def test_a_relative_path_is_told_by_its_option(option):
+    with pytest.raises(InvalidOption, match=f"the option {option} 'here' is neither"):
+        Places.of((), ()).check_source("/runs/a", ConvertOptions(**{option: "here"}))
+
+
 def test_a_link_that_leads_out_is_not_followed(linked, tmp_path):
     runs = (str(tmp_path / "runs"),)
     with pytest.raises(StorageError, match="leads out of the folders that this service allows") as caught:
