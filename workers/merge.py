@@ -85,6 +85,7 @@ class SourceReader:
     """(file, offset, length) -> bytes that were fetched ahead, for sources where a request is dear."""
     folders: Callable[[FolderAddress], Folder] = open_folder
     decoded: dict[int, memoryview] = field(default_factory=dict)
+    """The compressed storage that was read last, decoded; readers that follow each other share it."""
 
     def read(self, tensor: int, offsets: Shape, out: Elements) -> None:
         """Fill ``out`` with the box of a tensor that begins at ``offsets``."""
@@ -254,6 +255,7 @@ class Merger:
         self._folder = folder
         self._arithmetic = arithmetic
         self._others: dict[FolderAddress, Folder] = {}
+        self._decoded: dict[int, memoryview] = {}
 
     def _other_folder(self, address: FolderAddress) -> Folder:
         if address not in self._others:
@@ -263,7 +265,9 @@ class Merger:
     def make(self, part: int, sink: Sink) -> PartResult:
         """Make one part block by block, handing each to ``sink`` in order."""
         began = time.perf_counter()
-        reader = SourceReader(self._recipe.checkpoint, self._folder, self._arithmetic, folders=self._other_folder)
+        reader = SourceReader(
+            self._recipe.checkpoint, self._folder, self._arithmetic, folders=self._other_folder, decoded=self._decoded
+        )
         if not self._folder.is_local:
             reader.prefetched = self._fetch_ahead(part, reader)
         digest = xxhash.xxh3_128()

@@ -18,7 +18,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 
 from tests.dcp_files import DcpFolder, DcpSaved, write_dcp
 from tests.formats.evaluator import Evaluator
+from workers import merge
+from workers.arithmetic import NumpyArithmetic
 from workers.checkpoint import Checkpoint
+from workers.convert import plan_source
 from workers.errors import (
     AmbiguousSource,
     CorruptFile,
@@ -31,6 +34,7 @@ from workers.errors import (
     UnshardError,
 )
 from workers.formats import open_checkpoint
+from workers.merge import decompress_zstd
 from workers.options import ConvertOptions
 from workers.storage import open_folder
 
@@ -302,6 +306,30 @@ def test_a_compressed_item_is_decoded_and_checked(tmp_path):
     assert (found.storages.encoding == 1).all()
     folder.files["__0_0.distcp"][40:60] = bytes(20)
     assert refused(folder.write(tmp_path), CorruptFile).tensor == WEIGHT
+
+
+class Discarded:
+    """A sink that keeps nothing."""
+
+    def lend(self, _offset, length):
+        return memoryview(bytearray(length))
+
+    def take(self, offset, block):
+        pass
+
+
+def test_a_large_compressed_item_is_decoded_once_for_all_of_its_parts(tmp_path, monkeypatch):
+    folder = DcpFolder()
+    folder.add(WEIGHT, DcpSaved(torch.zeros(1 << 22)), zstd=True)
+    folder.write(tmp_path)
+    plan = plan_source(str(tmp_path), ConvertOptions(family="none", memory="64MiB"))
+    assert len(plan.layout.parts) == 4
+    decoded = []
+    monkeypatch.setattr(merge, "decompress_zstd", lambda *args: decoded.append(args[1]) or decompress_zstd(*args))
+    merger = merge.Merger(plan.recipe, open_folder(str(tmp_path)), NumpyArithmetic())
+    for part in range(4):
+        merger.make(part, Discarded())
+    assert len(decoded) == 1
 
 
 FUZZED = DcpFolder()
