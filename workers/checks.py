@@ -41,9 +41,8 @@ class ByteProbe:
             return False
         if self._same_checksums(tensor_a, tensor_b):
             return True
-        return all(
-            self._same_bytes(tensor_a, tensor_b, offsets, sizes) for offsets, sizes in _windows(a.dtype, a.shape)
-        )
+        readers = [(n, SourceReader(self._checkpoint, self._folder, NumpyArithmetic())) for n in (tensor_a, tensor_b)]
+        return all(_same_bytes(readers, a.dtype, offsets, sizes) for offsets, sizes in _windows(a.dtype, a.shape))
 
     def _same_checksums(self, tensor_a: int, tensor_b: int) -> bool:
         pieces = self._checkpoint.pieces
@@ -55,14 +54,15 @@ class ByteProbe:
         same = _same_content(self._checkpoint, (pieces, np.array(rows_a)), (pieces, np.array(rows_b)))
         return bool(same_box and same.all())
 
-    def _same_bytes(self, tensor_a: int, tensor_b: int, offsets: Shape, sizes: Shape) -> bool:
-        kind = ELEMENT_TYPES[self._checkpoint.tensors[tensor_a].dtype].numpy_type
-        values = []
-        for tensor in (tensor_a, tensor_b):
-            out = np.empty(sizes, dtype=kind)
-            SourceReader(self._checkpoint, self._folder, NumpyArithmetic()).read(tensor, offsets, out)
-            values.append(out)
-        return bool((values[0] == values[1]).all())
+
+def _same_bytes(readers: list[tuple[int, SourceReader]], dtype: str, offsets: Shape, sizes: Shape) -> bool:
+    """Whether a box holds the same elements in two tensors, each with a reader of its own."""
+    values = []
+    for tensor, reader in readers:
+        out = np.empty(sizes, dtype=ELEMENT_TYPES[dtype].numpy_type)
+        reader.read(tensor, offsets, out)
+        values.append(out)
+    return bool((values[0] == values[1]).all())
 
 
 def _windows(dtype: str, shape: Shape) -> Iterator[tuple[Shape, Shape]]:
@@ -138,11 +138,12 @@ def compare_replicas(
             _only(checkpoint, checkpoint.pieces, pair.piece),
             _only(checkpoint, checkpoint.replicas, pair.replica),
         ]
+        readers = [SourceReader(view, folder, NumpyArithmetic()) for view in views]
         for offsets, window in _windows(tensor.dtype, sizes):
             read = []
-            for view in views:
+            for reader in readers:
                 out = np.empty(window, dtype=ELEMENT_TYPES[tensor.dtype].numpy_type)
-                SourceReader(view, folder, NumpyArithmetic()).read(0, offsets, out)
+                reader.read(0, offsets, out)
                 read.append(out)
             if not (read[0] == read[1]).all():
                 difference = _largest_difference(read, tensor.dtype)
