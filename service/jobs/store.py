@@ -136,10 +136,10 @@ class JobStore:
             return [job_of(row) for row in connection.execute(query).mappings()]
 
     def events(self, job_id: str, after: int, limit: int, owner: str | None = None) -> tuple[Job, list[JobEvent]]:
-        """The job, and its events with a greater number than ``after``."""
+        """The job, without its plan, and its events with a greater number than ``after``."""
         query = select(events).where(events.c.job_id == job_id, events.c.seq > after).order_by(events.c.seq)
         with self._database.read() as connection:
-            job = _get(connection, job_id, owner)
+            job = _get(connection, job_id, owner, SNAPSHOT)
             return job, [event_of(row) for row in connection.execute(query.limit(limit)).mappings()]
 
     def change(
@@ -281,10 +281,17 @@ def _retry(connection: Connection, job_id: str, *, from_scratch: bool) -> Job:
     return _get(connection, job_id)
 
 
-def _get(connection: Connection, job_id: str, owner: str | None = None, *, lock: bool = False) -> Job:
+def _get(
+    connection: Connection,
+    job_id: str,
+    owner: str | None = None,
+    columns: Sequence[Any] = (jobs,),
+    *,
+    lock: bool = False,
+) -> Job:
     if not is_id("job", job_id):
         raise NotFound("job", repr(job_id))
-    query = select(jobs).where(jobs.c.id == job_id)
+    query = select(*columns).where(jobs.c.id == job_id)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None or (owner is not None and row["owner"] != owner):
         raise NotFound("job", job_id)
