@@ -113,6 +113,13 @@ def test_damage_in_bytes_that_no_tensor_uses_is_found_too(tmp_path: Path) -> Non
         run_plan(identity_plan(checkpoint), str(tmp_path / "model"))
 
 
+@pytest.mark.parametrize("path", ["file", "file/model", "file/a/b"])
+def test_a_destination_that_is_a_file_or_below_one_names_the_file(tmp_path, path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DestinationNotEmpty, match="/file is a file, not a folder"):
+        run_plan(identity_plan(write_source(tmp_path / "source", random_tensors(1), 1)), str(tmp_path / path))
+
+
 def test_a_destination_that_holds_anything_is_left_alone(tmp_path: Path, destination: str) -> None:
     plan = identity_plan(write_source(tmp_path / "source", random_tensors(1), 1))
     open_folder(destination).write("notes.txt", b"mine")

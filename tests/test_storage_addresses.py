@@ -92,3 +92,14 @@ def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> N
     with pytest.raises(InvalidOption, match="a user, a password or a query") as caught:
         open_folder(url)
     assert "canary" not in str(caught.value) + caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["/a\nb", "s3://bucket/a\x1b[31m", "file:///a%0Ab"])
+def test_a_control_character_in_an_address_is_told(text: str) -> None:
+    with pytest.raises(InvalidOption, match="holds the end of a line or another control character"):
+        open_folder(text)
+
+
+def test_an_empty_address_is_told() -> None:
+    with pytest.raises(InvalidOption, match="is not a path or URL"):
+        open_folder("")

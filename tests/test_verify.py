@@ -73,6 +73,11 @@ def test_a_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         verify_model(str(tmp_path / "nowhere"))
 
 
+def test_a_file_of_a_model_is_no_model(model: Path) -> None:
+    with pytest.raises(IncompleteCheckpoint, match=r"config\.json is a file, not a folder"):
+        verify_model(str(model / "config.json"))
+
+
 def test_the_first_difference_is_told_with_its_place_and_values(tmp_path: Path) -> None:
     values = np.linspace(1, 2, 12, dtype=np.float32).reshape(3, 4)
     other = values.copy()

@@ -153,9 +153,10 @@ class LocalDestination(Destination):
 
     # --- parts ---------------------------------------------------------------------------------------------
     def _check_is_folder(self) -> None:
-        if self._path.exists() and not self._path.is_dir():
+        nearest = next(path for path in (self._path, *self._path.parents) if path.exists())
+        if not nearest.is_dir():
             raise DestinationNotEmpty(
-                f"{self._path} is a file, not a folder", file=str(self._path), hint="Name a folder that may be made."
+                f"{nearest} is a file, not a folder", file=str(nearest), hint="Name a folder that may be made."
             )
 
     def _present(self) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -84,10 +85,23 @@ def verify_model(model: str, *, profile: str | None = None) -> Report:
     folder = open_folder(FolderAddress(model, profile))
     try:
         if not folder.exists():
-            raise IncompleteCheckpoint(f"there is nothing at {model}", file=model, hint="Check the path.")
+            raise _nothing_at(folder, model)
         return _Model(folder).verify()
     finally:
         folder.close()
+
+
+def _files(number: int, kind: str) -> str:
+    return f"{number} {kind} file{'s' * (number != 1)}"
+
+
+def _nothing_at(folder: Folder, model: str) -> IncompleteCheckpoint:
+    path = folder.local_path()
+    if path is not None and Path(path).exists():
+        return IncompleteCheckpoint(
+            f"{model} is a file, not a folder", file=model, found="a file", hint="Give the folder of the model."
+        )
+    return IncompleteCheckpoint(f"there is nothing at {model}", file=model, hint="Check the path.")
 
 
 class _Model:
@@ -119,7 +133,7 @@ class _Model:
                 tensors[path] = list(open_safetensors(self._folder, path, size).tensors)
             except UnshardError as error:
                 self._problems.append(error.message)
-        self._checks.append(f"headers of {len(weights)} weight files")
+        self._checks.append(f"headers of {_files(len(weights), 'weight')}")
         return tensors
 
     def _index(self, paths: dict[str, int], tensors: dict[str, list[str]]) -> None:
@@ -167,7 +181,7 @@ class _Model:
             self._problems.append(f"{MANIFEST_NAME} is not a manifest: {error}")
             return
         self._checks.append(
-            f"digests of {len(manifest['weights'])} weight files and {len(manifest['files'])} other files"
+            f"digests of {_files(len(manifest['weights']), 'weight')} and {_files(len(manifest['files']), 'other')}"
         )
 
     def _weights_entry(self, entry: dict[str, Any], paths: dict[str, int]) -> None:

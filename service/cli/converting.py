@@ -116,7 +116,7 @@ def _say_summary(request: Request, result: Result, watcher: Watcher) -> None:
     fields = [
         ("source", where_from(summary["source"])),
         ("weights", f"{count(summary['tensors'], 'tensor')}, {size(result.bytes_written)} in {count(files, 'file')}"),
-        ("beside", f"{count(small, 'file')}: {', '.join(summary['small_files'])}"),
+        ("beside", f"{count(small, 'file')}{': ' * bool(small)}{', '.join(summary['small_files'])}"),
         ("time", f"{duration(result.seconds)}, {size(made / max(result.seconds, 1e-9))}/s"),
     ]
     if watcher.kept_files:

@@ -10,10 +10,12 @@ from pydantic import ValidationError
 from service.server import serve
 from service.settings import Settings
 from workers.errors import InvalidOption
+from workers.storage import load_profiles
 
 
 def run_serve(given: Mapping[str, Any]) -> int:
     """Serve until a stop signal; flags win over the environment's settings."""
+    load_profiles()  # a mistake in the file is for who starts the service, not for the first job that needs it
     serve(settings({name: value for name, value in given.items() if value is not None}))
     return 0
 

@@ -7,6 +7,7 @@ tensor that transformers saves of the same model.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -45,9 +46,17 @@ def run_demo(folder: str) -> int:
     tensors, size_bytes = compare(FolderAddress(str(model)), EXPECTED)
     _done("verified", f"{count(tensors, 'tensor')}, {size(size_bytes)}: SHA-256 equal to what transformers saved")
     say()
-    say(f"The model is in {model} ({time.monotonic() - began:.0f} s in all; job {job['id']}).")
-    say(f"Open the dashboard again:  unshard serve --data-dir {folder}")
+    say(
+        f"The model is in {data / model.relative_to(data.absolute())} ({time.monotonic() - began:.0f} s in all; job {job['id']})."
+    )
+    say(f"Open the dashboard again:  {_command()} serve --data-dir {folder}")
     return 0
+
+
+def _command() -> str:
+    """How this command can be called from here: by its name alone only where a shell would find it."""
+    called = Path(sys.argv[0])
+    return os.path.relpath(called) if called.name == "unshard" and shutil.which("unshard") is None else "unshard"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from service.demo import CHECKPOINT, EXPECTED
+from service.demo import _command as demo_command
 from service.demo.process import ServiceProcess
 from service.demo.proof import compare
 from tests.service.command import CASES, QWEN, finish, start, unshard
@@ -49,6 +50,21 @@ def test_a_service_that_cannot_start_shows_the_end_of_its_log(tmp_path):
     (data / "unshard.db").mkdir(parents=True)  # where its database should be
     with ServiceProcess.start(data) as failing, pytest.raises(InsufficientResources, match=r"serve\.log"):
         failing.wait_until_ready()
+
+
+@pytest.mark.parametrize(
+    ("called", "found", "said"),
+    [
+        ("/here/.venv/bin/unshard", None, ".venv/bin/unshard"),
+        ("/here/.venv/bin/unshard", "/here/.venv/bin/unshard", "unshard"),
+        ("/here/service/cli/__main__.py", None, "unshard"),
+    ],
+)
+def test_the_demo_names_a_command_that_can_be_called_from_here(monkeypatch, called, found, said):
+    monkeypatch.setattr("sys.argv", [called, "demo"])
+    monkeypatch.setattr("shutil.which", lambda _: found)
+    monkeypatch.setattr("os.getcwd", lambda: "/here")
+    assert demo_command() == said
 
 
 def left_of(folder):

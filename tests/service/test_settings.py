@@ -9,6 +9,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from service.cli.serving import run_serve
 from service.jobs.addresses import AllowedPlaces, NotAllowed
 from service.server import serve
 from service.settings import Settings
@@ -127,3 +128,14 @@ def test_what_is_no_clear_address_is_refused(places, address):
 
 def test_no_prefixes_allow_everything(tmp_path):
     assert AllowedPlaces("source").check(str(tmp_path)) == str(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "[profiles", "[profiles.lab]\nscheme = 'ftp'"])
+def test_a_service_does_not_start_with_storage_profiles_that_are_none(tmp_path, monkeypatch, content):
+    file = tmp_path / "profiles.toml"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("UNSHARD_STORAGE_PROFILES", str(file))
+    monkeypatch.setattr("service.cli.serving.serve", lambda _: pytest.fail("it started"))
+    with pytest.raises(InvalidOption, match="storage profile"):
+        run_serve({"data_dir": tmp_path})

@@ -80,8 +80,10 @@ class Location:
         Only plain paths expand ``~``. Only ``file`` URLs decode ``%20`` and the like: the keys of a store are
         taken literally, as its own tools do.
         """
-        if not text or _CONTROL.search(text):
-            raise InvalidOption(f"{_shown(text)!r} is not a path or URL")
+        if not text:
+            raise InvalidOption("'' is not a path or URL", hint="A variable of the shell may not be set.")
+        if _CONTROL.search(text):
+            raise _control_character(text)
         match = _URL.fullmatch(text)
         if match is None:
             return _parse_plain(text)
@@ -151,8 +153,15 @@ def _parse_file(text: str, rest: str) -> Location:
         raise InvalidOption(f"{text!r}: write a '#' in a file URL as %23")
     decoded = unquote(path)
     if _CONTROL.search(decoded):
-        raise InvalidOption(f"{text!r} is not a path or URL")
+        raise _control_character(text)
     return Location("file", "", _absolute(f"/{decoded}"))
+
+
+def _control_character(text: str) -> InvalidOption:
+    return InvalidOption(
+        f"{_shown(text)!r} is not a path or URL: it holds the end of a line or another control character",
+        hint="Rename the folder, or lead to it by a link with a plain name.",
+    )
 
 
 def _absolute(path: str) -> str:

@@ -198,7 +198,10 @@ def load_profiles() -> dict[str, Profile]:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidOption(f"the storage profiles in {path} cannot be read: {reason}") from None
+        raise InvalidOption(
+            f"the storage profiles in {path} cannot be read: {reason}",
+            hint=f"{PROFILES_VARIABLE} names the file: correct it, or the file.",
+        ) from None
     tables = document.get("profiles", {})
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise InvalidOption(f"{path} does not hold [profiles.NAME] tables")
