@@ -46,9 +46,8 @@ def run_demo(folder: str) -> int:
     tensors, size_bytes = compare(FolderAddress(str(model)), EXPECTED)
     _done("verified", f"{count(tensors, 'tensor')}, {size(size_bytes)}: SHA-256 equal to what transformers saved")
     say()
-    say(
-        f"The model is in {data / model.relative_to(data.absolute())} ({time.monotonic() - began:.0f} s in all; job {job['id']})."
-    )
+    shown = data / model.relative_to(data.absolute())
+    say(f"The model is in {shown} ({time.monotonic() - began:.0f} s in all; job {job['id']}).")
     say(f"Open the dashboard again:  {_command()} serve --data-dir {folder}")
     return 0
 
