@@ -461,6 +461,24 @@ def test_frozen_weights_of_a_universal_checkpoint_need_the_ranks_before_the_last
     assert refused(IncompleteCheckpoint, tmp_path, "frozen parameters").file == name
 
 
+def test_a_universal_checkpoint_has_the_model_states_of_all_ranks_or_of_none(tmp_path):
+    values = write.values_of({"a.weight": (6, 4)})
+    write_universal(tmp_path, values, flat=False)
+    info = {"tp_replicated_parameter_patterns": [r".*norm.*"]}
+    for rank, part in enumerate(np.split(values["a.weight"], 3)):
+        module = write.half([{"a.weight": part}])
+        path = tmp_path / f"mp_rank_{rank:02d}_model_states.pt"
+        write.model_states(path, module, [], universal_checkpoint_info=info, mp_world_size=3)
+    assert_holds(tmp_path, {"a.weight": write.bfloat16(values["a.weight"])}, dtype="bfloat16")
+    for rank in (1, 2):
+        (tmp_path / f"mp_rank_{rank:02d}_model_states.pt").rename(tmp_path / "elsewhere")
+        refused(IncompleteCheckpoint, tmp_path, f"mp_rank_{rank:02d}_model_states.pt is missing", dtype="bfloat16")
+        (tmp_path / "elsewhere").rename(tmp_path / f"mp_rank_{rank:02d}_model_states.pt")
+    for path in tmp_path.glob("mp_rank_*"):
+        path.unlink()
+    assert_holds(tmp_path, values)
+
+
 def test_a_parameter_folder_without_weights_is_named(tmp_path):
     write_universal(tmp_path, write.values_of(SMALL), flat=False)
     (tmp_path / "zero" / "b.bias" / "fp32.pt").rename(tmp_path / "zero" / "b.bias" / "exp_avg.pt")

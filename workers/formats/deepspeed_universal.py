@@ -21,11 +21,12 @@ from workers.formats._deepspeed.model import (
     foreign_buffers,
     make_checkpoint,
 )
-from workers.formats._deepspeed.partitions import frozen_weights, read_all, read_frozen_parts
+from workers.formats._deepspeed.partitions import check_world, frozen_weights, read_all, read_frozen_parts
 from workers.formats._deepspeed.states import ModelStates, StateFile, open_any, read_model_states, refuse
 from workers.formats._deepspeed.tags import (
     LATEST_UNIVERSAL,
     TagFiles,
+    checked_model_ranks,
     choose_tag,
     collect_files,
     find_tags,
@@ -58,8 +59,10 @@ def open_deepspeed_universal(listing: Listing, options: ConvertOptions) -> Check
     files = collect_files(listing, tag)
     assembly = Assembly()
     config = find_config(listing, files, options)
-    by_rank = [_model_states(listing, files, rank) for rank in files.model_ranks]
+    by_rank = [_model_states(listing, files, rank) for rank in checked_model_ranks(files)]
     heads = [states[0] for states in by_rank]
+    if heads:
+        check_world(files, heads[0])
     fp32 = _weights(listing, tag.path, assembly, heads)
     chooser = Chooser(assembly, options, foreign_buffers(heads, config.config, options.family))
     tensors: list[dict[str, Local]] = []
