@@ -221,6 +221,10 @@ def test_a_strided_piece_of_an_affine_map_is_a_box(tmp_path):
     info = {"affine_map": {"version": 1, "params": {r"^x$": {"logical_shape": [4, 6], "ranks": ranks}}}}
     write_shards(tmp_path, info, 1, [{"x": part} for part in parts])
     assert len(assert_holds(tmp_path, {"x": full}).pieces) == 2
+    row = ranks[0]["pieces"][0] | {"shape": [1, 3]}  # the first row of the shard, given out again for each other one
+    ranks[0]["pieces"] = [row | {"source": [6 * number, [6, 1]]} for number in range(4)]
+    write_shards(tmp_path, info, 1, [{"x": part} for part in parts])
+    refused(GeometryMismatch, tmp_path, "a gap or an overlap")
 
 
 def test_replicas_of_tensor_parallel_ranks_are_compared(tmp_path):

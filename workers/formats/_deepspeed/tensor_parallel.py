@@ -166,8 +166,10 @@ class TensorParallelism:
             segments: list[Segment] = []
             for piece in _items(_get(own, "pieces")):
                 segments += self._affine_piece(name, piece, full, shape)
-            if sum(segment.stop - segment.start for segment in segments) != prod(shape):
-                raise self._contradiction(name, f"pieces of {list(shape)} on rank {rank}", "pieces of another size")
+            spans = sorted((segment.start, segment.stop) for segment in segments)
+            if [start for start, _ in spans] + [prod(shape)] != [0, *(stop for _, stop in spans)]:
+                expected = f"pieces that make up {list(shape)} on rank {rank}, each element once"
+                raise self._contradiction(name, expected, "a gap or an overlap")
             shares.append(Share(full, tuple(segments)))
         return shares
 
