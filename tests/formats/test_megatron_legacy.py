@@ -362,3 +362,5 @@ def test_the_actor_is_taken_from_a_step_of_verl_unless_the_critic_is_asked_for(t
     assert [tensor.name for tensor in opened(tmp_path).tensors] == ["model.norm.weight"]
     assert [tensor.name for tensor in opened(tmp_path, role="critic").tensors] == ["lm_head.weight"]
     assert opened(tmp_path).files[0].path == "global_step_5/actor/model/mp_rank_00/model.pt"
+    (tmp_path / "global_step_5" / "actor" / "model" / "mp_rank_00" / "model.pt").unlink()
+    assert refusal(tmp_path, IncompleteCheckpoint).expected == "weights in actor/"

@@ -9,7 +9,7 @@ import pytest
 from workers.errors import AmbiguousSource, CorruptFile, IncompleteCheckpoint, InvalidOption, UnknownFormat
 from workers.formats import Listing
 from workers.formats._steps import TRACKER
-from workers.formats.verl_fsdp.folders import choose_role_folder, find_rank_files
+from workers.formats.verl_fsdp.folders import RoleFolder, choose_role_folder, find_rank_files
 from workers.options import ConvertOptions
 from workers.storage import open_folder
 
@@ -110,7 +110,21 @@ def test_unknown_roles_are_a_choice(tmp_path):
 
 
 def test_the_only_role_is_taken(tmp_path):
-    assert chosen(make(tmp_path, "critic")).path == "critic"
+    assert chosen(make(tmp_path, "actor")) == RoleFolder("actor")
+
+
+def test_an_unusual_role_is_said_where_it_is_the_only_one(tmp_path):
+    only = make(tmp_path, "global_step_1/critic")
+    assert chosen(only).path == "global_step_1/critic"
+    assert chosen(only).notes[-1] == "role critic, the only one in global_step_1"
+    assert not any("role critic" in note for note in chosen(only, role="critic").notes)
+
+
+def test_no_other_role_stands_in_for_an_actor_whose_rank_files_are_lost(tmp_path):
+    (make(tmp_path, "global_step_1/critic") / "global_step_1" / "actor" / "huggingface").mkdir(parents=True)
+    error = refused(IncompleteCheckpoint, tmp_path)
+    assert error.message == "actor/ in global_step_1 holds no weights, and critic does"
+    assert chosen(tmp_path, role="critic").path == "global_step_1/critic"
 
 
 def test_an_sft_step_holds_the_files_itself(tmp_path):

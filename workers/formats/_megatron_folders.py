@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from workers.errors import IncompleteCheckpoint, InvalidOption, UnknownFormat
 from workers.formats._format import Listing, join
 from workers.formats._model_folder import ModelFiles, find_model_files
-from workers.formats._steps import RELEASE, STILL_WRITING, choose_role, choose_step, tracker_text
+from workers.formats._steps import RELEASE, STILL_WRITING, choose_role, choose_step, refuse_stand_in, tracker_text
 from workers.options import ConvertOptions
 
 Holds = Callable[[Listing, str], bool]
@@ -94,6 +94,7 @@ def _of_role(listing: Listing, step: MegatronFolder, options: ConvertOptions, ho
         roles = [place.rpartition("/")[2] for place in _roles(listing, step.owner, holds)]
         if not roles:
             raise _nothing(listing, step.owner)
+        refuse_stand_in(roles, listing.folders(step.owner), step.owner or "the folder", options)
         role, notes = choose_role(roles, step.owner or "the folder", options)
         inner = _inner(listing, join(step.owner, role), holds)
         step = MegatronFolder("", step.owner, step.notes + notes)

@@ -108,9 +108,23 @@ def choose_role(roles: Sequence[str], where: str, options: ConvertOptions) -> tu
             hint="Say which with the option role.",
         )
     if len(roles) == 1:
-        return chosen, ()
+        usual = chosen in PREFERRED_ROLES or options.role is not None
+        return chosen, () if usual else (f"role {chosen}, the only one in {where}",)
     others = ", ".join(name for name in roles if name != chosen)
     return chosen, (f"role {chosen}{', as asked for' if options.role else ''}; {others} lies beside it",)
+
+
+def refuse_stand_in(roles: Sequence[str], folders: Sequence[str], where: str, options: ConvertOptions) -> None:
+    """Refuse to take another role where the folder of the usual one is among ``folders``, but has lost its weights."""
+    lost = next((name for name in PREFERRED_ROLES if name in folders and name not in roles), None)
+    if lost is None or options.role is not None or not set(roles).isdisjoint(PREFERRED_ROLES):
+        return
+    raise IncompleteCheckpoint(
+        f"{lost}/ in {where} holds no weights, and {', '.join(roles)} does",
+        expected=f"weights in {lost}/",
+        found=", ".join(roles),
+        hint=f"Copy the files of {lost}, too, or name another role with the option role. {STILL_WRITING}",
+    )
 
 
 def tracker_text(listing: Listing) -> str | None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from workers.errors import AmbiguousSource, IncompleteCheckpoint, InvalidOption, UnknownFormat
 from workers.formats._format import Listing, join
 from workers.formats._model_folder import read_json
-from workers.formats._steps import STILL_WRITING, choose_role, choose_step
+from workers.formats._steps import STILL_WRITING, choose_role, choose_step, refuse_stand_in
 from workers.options import ConvertOptions
 from workers.storage import FileEntry
 
@@ -113,6 +113,7 @@ def _choose_role(listing: Listing, step: RoleFolder, options: ConvertOptions) ->
     where = step.path or "the folder"
     if not roles:
         raise _no_rank_files(listing, step)
+    refuse_stand_in(roles, listing.folders(step.path), where, options)
     chosen, notes = choose_role(roles, where, options)
     return RoleFolder(join(step.path, chosen), step.notes + notes)
 
