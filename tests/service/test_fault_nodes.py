@@ -67,6 +67,28 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return many_tensors(tmp_path_factory.mktemp("checkpoint") / "source")
 
 
+def nodes_of(serving: Process, kind: str) -> set[str]:
+    return {item["node"] for item in serving.client.workers()["items"] if item["kind"] == kind}
+
+
+def test_a_collector_that_dies_alone_comes_back_to_its_node(
+    nodes: TwoNodes, serving: Process, source: Path, tmp_path: Path
+) -> None:
+    client = serving.client
+    eventually(client.ready, "the cluster is ready", within_s=START_S)
+    both = {node["id"] for node in client.workers()["nodes"]}
+    second = nodes.second.node_id
+    collectors = [item for item in client.workers()["items"] if item["kind"] == "collector"]
+    [dead] = [item["pid"] for item in collectors if item["node"] == second]
+    job = client.submit(str(source), str(tmp_path / "model"), OPTIONS)
+    eventually(lambda: completed(serving, job) >= 1, "a shard is done", within_s=START_S)
+    os.kill(dead, signal.SIGKILL)
+    done = client.wait(job["id"], timeout_s=START_S)
+    assert done["state"] == "succeeded", done["error"]
+    assert digests(tmp_path / "model") == digests(source)
+    eventually(lambda: nodes_of(serving, "collector") == both, "both nodes have a collector", within_s=START_S)
+
+
 def test_a_job_spreads_over_two_nodes_and_outlives_the_loss_of_one(
     nodes: TwoNodes, serving: Process, source: Path, tmp_path: Path
 ) -> None:
@@ -76,8 +98,7 @@ def test_a_job_spreads_over_two_nodes_and_outlives_the_loss_of_one(
     second = nodes.second.node_id
     [first] = {node["id"] for node in told["nodes"]} - {second}
     assert len(told["nodes"]) == 2
-    for kind in ("merger", "collector"):
-        assert {item["node"] for item in told["items"] if item["kind"] == kind} == {first, second}
+    assert nodes_of(serving, "merger") == nodes_of(serving, "collector") == {first, second}
 
     job = client.submit(str(source), str(tmp_path / "model"), OPTIONS)
     eventually(lambda: completed(serving, job) >= 1, "a shard is done", within_s=START_S)

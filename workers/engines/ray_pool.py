@@ -83,7 +83,7 @@ class _DidNotStartError(InsufficientResources):
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """A merger that was placed and has not answered yet."""
+    """A worker that was placed and has not answered yet."""
 
     worker: Worker
     ready: Any
@@ -100,6 +100,7 @@ class Pool:
         self._owns_cluster = False
         self._numbers = 0
         self._missing = 0
+        self._lacks_collectors = False
         self._coming: _Coming | None = None
         self._look_again = 0.0
         self.nodes: list[dict[str, Any]] = []
@@ -130,32 +131,49 @@ class Pool:
         return None
 
     def refill(self) -> None:
-        """Place mergers that were lost, as soon as there is room for them; waits for nothing."""
-        if not self._missing or time.monotonic() < self._look_again or not self._lock.acquire(blocking=False):
+        """Place workers that were lost, mergers as soon as there is room for them; waits for nothing."""
+        wanted = self._missing or self._lacks_collectors
+        if not wanted or time.monotonic() < self._look_again or not self._lock.acquire(blocking=False):
             return
         try:
             self._look_again = time.monotonic() + REFILL_EVERY_S
             if self._coming is not None:
                 self._take_in(self._coming)
-            elif _RAY.available_resources().get("CPU", 0) >= self._options.num_cpus:
-                worker = self._new_merger()
+            elif (worker := self._next_missing()) is not None:
                 self._coming = _Coming(worker, worker.handle.ready.remote(), time.monotonic() + REPLACE_TIMEOUT_S)
         finally:
             self._lock.release()
 
+    def _next_missing(self) -> Worker | None:
+        """Begin one of the workers that are missing; None when there is none, or no room for it."""
+        if self._lacks_collectors:
+            bare = [node for node in _alive_nodes() if node not in {worker.node for worker in self.collectors}]
+            if bare:
+                return self._new_collector(bare[0])
+            self._lacks_collectors = False
+        if self._missing and _RAY.available_resources().get("CPU", 0) >= self._options.num_cpus:
+            return self._new_merger()
+        return None
+
     def _take_in(self, coming: _Coming) -> None:
-        """Use a merger that was placed when it answers; one that doesn't in time is given up."""
+        """Use a worker that was placed when it answers; one that doesn't in time is given up."""
         ready, _ = ray.wait([coming.ready], timeout=0)
         if not ready and time.monotonic() < coming.deadline:
             return
         self._coming = None
+        worker = coming.worker
         if not ready:
-            ray.kill(coming.worker.handle)
+            ray.kill(worker.handle)
             return
         with suppress(*LOST):
-            coming.worker.node, coming.worker.pid = ray.get(coming.ready)
-            self.mergers.append(coming.worker)
-            self._missing -= 1
+            worker.node, worker.pid = ray.get(coming.ready)
+            if worker.name.startswith("merger"):
+                self.mergers.append(worker)
+                self._missing -= 1
+            elif worker.node in {other.node for other in self.collectors}:
+                ray.kill(worker.handle)  # its node went meanwhile, and Ray has put it elsewhere
+            else:
+                self.collectors.append(worker)
 
     def _drop_lost(self, alive: set[str]) -> None:
         """Leave out workers of nodes that are gone. The last of a kind stays: whoever needs it replaces it."""
@@ -175,9 +193,10 @@ class Pool:
         with self._lock:
             if not ray.is_initialized():
                 return
-            for worker in (*self.mergers, *self.collectors):
+            coming = () if self._coming is None else (self._coming.worker,)
+            for worker in (*self.mergers, *self.collectors, *coming):
                 ray.kill(worker.handle)
-            self.mergers, self.collectors = [], []
+            self.mergers, self.collectors, self._coming = [], [], None
             if self._owns_cluster:
                 ray.shutdown()
 
@@ -194,10 +213,13 @@ class Pool:
                 self.mergers[:] = [self._placed(self._new_merger for _ in range(START_ATTEMPTS))]
 
     def replace_collector(self, dead: Worker) -> Worker:
-        """A new collector for one that died, on its node if that is still there."""
+        """The collector to go on with after one that died: another, or a new one where it was the last."""
         with self._lock:
             ray.kill(dead.handle)
-            if dead in self.collectors:
+            if dead in self.collectors and len(self.collectors) > 1:
+                self.collectors.remove(dead)
+                self._lacks_collectors = True
+            elif dead in self.collectors:
                 # A node that has just gone may still be told as alive; this one is.
                 here = ray.get_runtime_context().get_node_id()
                 nodes = (dead.node, *(here,) * (START_ATTEMPTS - 1)) if dead.node in _alive_nodes() else (here,)
