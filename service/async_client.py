@@ -160,7 +160,7 @@ class AsyncClient:
     async def create(
         self, kind: str, body: Mapping[str, Any], *, idempotency_key: str | None = None, **how: Any
     ) -> JsonObject:
-        """Make a resource of a kind: ``batches``, ``watches``, ``webhooks`` or ``tokens``."""
+        """Make a resource of a kind; see ``Client.create``."""
         return await self.send(calls.create(kind, body, idempotency_key, **how))
 
     async def batch(self, batch_id: str) -> Batch:

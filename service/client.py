@@ -173,7 +173,10 @@ class Client:
     def create(
         self, kind: str, body: Mapping[str, Any], *, idempotency_key: str | None = None, **how: Any
     ) -> JsonObject:
-        """Make a resource of a kind: ``batches``, ``watches``, ``webhooks`` or ``tokens``."""
+        """Make a resource of a kind: ``batches``, ``watches``, ``webhooks`` or ``tokens``.
+
+        A key counts for the first two. The others are made anew each time, since their secret is told once.
+        """
         return self.send(calls.create(kind, body, idempotency_key, **how))
 
     def batch(self, batch_id: str) -> Batch:

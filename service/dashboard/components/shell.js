@@ -10,6 +10,8 @@ import { Icon } from "./icons.js";
 import { Button, Trouble } from "./parts.js";
 
 const WORDS = { connecting: "Connecting", live: "Live", polling: "Live", offline: "Offline: trying again", unknown: "Not signed in", refused: "Not live: this token may not see jobs" };
+/** Pixels in which the navigation fades out at the right of a narrow screen, as its style says. */
+const FADE = 28;
 const SCHEME = "unshard-scheme";
 const SCHEMES = [["", "Scheme of the system", "settings"], ["light", "Light scheme", "sun"], ["dark", "Dark scheme", "moon"]];
 
@@ -30,9 +32,16 @@ function NavLink({ page, path }) {
   const link = useRef(null);
   // On a narrow screen the navigation scrolls sideways. `scrollIntoView` would also move where the Tab key goes on from.
   useEffect(() => {
-    const bar = link.current.parentElement;
-    const { offsetLeft, offsetWidth } = link.current;
-    if (current && offsetLeft + offsetWidth > bar.offsetLeft + bar.clientWidth) bar.scrollLeft = offsetLeft + offsetWidth - bar.offsetLeft - bar.clientWidth;
+    if (!current) return undefined;
+    const show = () => {
+      const bar = link.current.parentElement;
+      const { offsetLeft, offsetWidth } = link.current;
+      const beyond = offsetLeft + offsetWidth + FADE - bar.offsetLeft - bar.clientWidth;
+      if (beyond > 0) bar.scrollLeft = beyond;
+    };
+    show();
+    addEventListener("resize", show);
+    return () => removeEventListener("resize", show);
   }, [current]);
   return html`<a href=${page.nav.href} class="nav" ref=${link} aria-current=${current ? "page" : undefined}>
     <${Icon} name=${page.nav.icon} /><span>${page.nav.label}</span>

@@ -20,7 +20,7 @@ export function TensorList({ job, shards }) {
   useEffect(() => {
     const stop = new AbortController();
     call(path(null), { signal: stop.signal }).then(
-      (page) => setFound({ items: page.items, total: page.total, cursor: page.next_cursor, problem: null }),
+      (page) => { if (!stop.signal.aborted) setFound({ items: page.items, total: page.total, cursor: page.next_cursor, problem: null }); },
       (problem) => { if (!stop.signal.aborted) setFound({ items: null, total: 0, cursor: null, problem }); },
     );
     return () => stop.abort();
