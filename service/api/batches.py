@@ -71,12 +71,14 @@ def submit_batch(
 def _drafts(request: schemas.BatchRequest, here: Context, owner: str) -> list[Draft]:
     template = request.template
     require_storable(template.options, TEMPLATE_OPTIONS)
-    if template.destination is not None:
-        Template.parse(template.destination)
+    parsed = Template.parse(template.destination) if template.destination is not None else None
+    asks = _asks(request, here)
+    if parsed is not None and request.discover is not None and len(asks) > 1:
+        parsed.require_any()
     shape = Shape(
         owner, template.destination, template.options, template.labels, template.priority, if_done=request.if_done
     )
-    return Drafter(shape, here.places).drafts(_asks(request, here))
+    return Drafter(shape, here.places).drafts(asks)
 
 
 def _asks(request: schemas.BatchRequest, here: Context) -> list[Ask]:

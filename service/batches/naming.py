@@ -152,10 +152,18 @@ class Template:
     def require_distinct(self) -> None:
         """Refuse a template that sends every checkpoint of a run to the same place."""
         if not {"name", "step", "path", "flat"} & set(self.fields):
-            raise InvalidOption(
-                f"the template {self.text!r} gives every checkpoint the same destination",
-                hint="Use {name}, {step}, {path} or {flat} in it.",
-            )
+            raise self._same()
+
+    def require_any(self) -> None:
+        """Refuse a template without a field, which sends all of several checkpoints to the same place."""
+        if not self.fields:
+            raise self._same()
+
+    def _same(self) -> InvalidOption:
+        return InvalidOption(
+            f"the template {self.text!r} gives every checkpoint the same destination",
+            hint="Use {name}, {step}, {path} or {flat} in it.",
+        )
 
     def destination(self, found: Found) -> str:
         """The destination of what was found; ``NoStep`` when its name holds no number that is asked for."""

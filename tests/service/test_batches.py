@@ -308,6 +308,7 @@ def test_items_come_in_pages(held):
         ({"items": [{"source": "/a"}], "max_running": 0}, "greater than or equal"),
         ({"items": [{"source": "/a"}], "template": {"destination": "/m/{steps}"}}, "unknown field {steps}"),
         ({"discover": {"prefix": "/nowhere-at-all", "pattern": "*"}, "template": {"destination": "/m"}}, "nothing at"),
+        ({"discover": {"prefix": "/usr", "pattern": "*"}, "template": {"destination": "/m"}}, "the same destination"),
         ({"discover": {"prefix": "/usr", "pattern": "global_step_*"}}, "no folder below /usr fits"),
         ({"discover": {"prefix": "relative", "pattern": "*"}}, "neither an absolute path nor a URL"),
         ({"discover": {"prefix": "/usr", "pattern": "lib"}}, "no *, ? or"),
