@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,3 +169,14 @@ def test_a_cast_model_is_compared_with_its_source_as_it_was_made(tmp_path: Path)
     assert "dtype=bfloat16" in report.checks[-1]
     flip_last_bit(tmp_path / "model" / "model.safetensors")
     assert not compare_sources(source, str(tmp_path / "model")).equal
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_an_error_of_a_comparison_says_of_which_side(model: Path, tmp_path: Path, broken: int) -> None:
+    sides = [tmp_path / "one", tmp_path / "two"]
+    for side in sides:
+        shutil.copytree(model, side)
+    (sides[broken] / "model-00002-of-00004.safetensors").unlink()
+    with pytest.raises(IncompleteCheckpoint, match=f"^{sides[broken]}: weights are missing: model-00002") as caught:
+        compare_sources(*map(str, sides))
+    assert caught.value.file == "model-00002-of-00004.safetensors"

@@ -12,8 +12,8 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -126,11 +126,13 @@ def compare_sources(
     """
     first, second = (side if isinstance(side, Compared) else Compared(side) for side in (a, b))
     with bounded(within):
-        plan_b = _plan_source(second.source, second.options)
+        with _naming(second):
+            plan_b = _plan_source(second.source, second.options)
         given = first.options != ConvertOptions(source_profile=first.options.source_profile)
-        made_with, plan_a = (
-            ({}, _plan_source(first.source, first.options)) if given else _as_result_was_made(first, second)
-        )
+        with _naming(first):
+            made_with, plan_a = (
+                ({}, _plan_source(first.source, first.options)) if given else _as_result_was_made(first, second)
+            )
         report = compare_plans(plan_a, plan_b, atol=atol, limits=limits or CompareLimits())
     models = [
         {**source_summary(plan.checkpoint), "tensors": len(plan.targets), "bytes": plan.bytes_total}
@@ -143,6 +145,17 @@ def compare_sources(
         return report
     said = ", ".join(name if name == MAPPING else f"{name}={value}" for name, value in made_with.items())
     return dataclasses.replace(report, checks=(*report.checks, f"with the options of {MANIFEST_NAME}: {said}"))
+
+
+@contextmanager
+def _naming(side: Compared) -> Iterator[None]:
+    """Say of which of the two sides an error tells."""
+    try:
+        yield
+    except InputError as error:
+        if side.source in error.message:
+            raise
+        raise type(error)(f"{side.source}: {error.message}", hint=error.hint, **error.details()) from error
 
 
 def _as_result_was_made(source: Compared, result: Compared) -> tuple[dict[str, Any], Plan]:

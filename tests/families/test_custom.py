@@ -208,6 +208,7 @@ def test_a_text_that_is_no_mapping_is_refused_with_the_files_name(case, tmp_path
 
 def test_files_that_are_not_there_or_no_text_are_refused(tmp_path):
     assert "there is no file" in refused(str(tmp_path / "x.json")).message
+    assert "is a folder" in refused(str(tmp_path)).message
     (tmp_path / "x.json").write_bytes(b"\xff\xfe{")
     assert "is not UTF-8 text" in refused(str(tmp_path / "x.json")).message
     assert "has more than" in refused("{" + " " * LARGEST_BYTES).message

@@ -43,7 +43,7 @@ def to_text(content: dict[str, Any]) -> str:
 
 
 def document(text: str, name: str) -> dict[str, Any]:
-    """The object that a text holds: YAML by the ending of its file's ``name``, else JSON."""
+    """The object that a text holds: JSON by the ending of its file's ``name`` or its first letter, else YAML."""
     if len(text.encode(errors="surrogatepass")) > LARGEST_BYTES:
         raise _fault(name, f"has more than {LARGEST_BYTES} bytes", f"at most {LARGEST_BYTES} bytes")
     try:
@@ -70,6 +70,14 @@ def _read(option: str, profile: str | None) -> dict[str, Any]:
     folder = open_folder(address)
     try:
         entry = folder.stat(name)
+        if entry is None and folder.subfolder(name).exists():
+            raise InvalidOption(
+                f"{option}, which the option mapping names, is a folder",
+                file=option,
+                expected="a file with a mapping in JSON or YAML",
+                found="a folder",
+                hint="Name the file in it.",
+            )
         if entry is None:
             raise InvalidOption(
                 f"there is no file {option}, which the option mapping names",
