@@ -146,10 +146,17 @@ class LocalDestination(Destination):
                     self._unlock()
 
     def _restore_replaced(self) -> None:
-        """Put the old model back that a swap in two steps, interrupted between them, has left aside."""
+        """Put the old model back that a swap in two steps, interrupted between them, has left aside.
+
+        After the second step the new model is whole, and the old one only in the way of the next swap.
+        """
         aside = _aside(self._path)
-        if aside.is_dir() and not self._path.exists():
+        if not aside.is_dir():
+            return
+        if not self._path.exists() or not any(self._path.iterdir()):
             aside.rename(self._path)
+        elif self.manifest() is not None:
+            _remove_tree(aside)
 
     # --- parts ---------------------------------------------------------------------------------------------
     def _check_is_folder(self) -> None:
@@ -283,6 +290,7 @@ class LocalDestination(Destination):
                 ) from None
             self._check_replaceable()
             _exchange(self._staging, self._path)
+            _sync(self._path.parent)  # the old model must not be gone from the disk before the new one is there
             with suppress(OSError):
                 _remove_tree(self._staging)
         _sync(self._path.parent)
@@ -378,7 +386,11 @@ def _exchange(a: Path, b: Path) -> None:
     # This file system can't swap: for a moment there is nothing, but never half a model.
     aside = _aside(b)
     b.rename(aside)
-    a.rename(b)
+    try:
+        a.rename(b)
+    except BaseException:
+        aside.rename(b)
+        raise
     aside.rename(a)
 
 

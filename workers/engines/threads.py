@@ -181,8 +181,8 @@ class _LocalRun(_Run):
         self.work.file_finished(file, None)
 
     def finish(self) -> None:
-        for output in self._outputs.values():
-            output.close(sync=False)
+        while self._outputs:  # each once, also when an interrupt makes this begin anew
+            self._outputs.popitem()[1].close(sync=False)
 
     def _open(self, file: int) -> LocalOutput:
         if self._root is None:
