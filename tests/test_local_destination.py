@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -102,9 +102,14 @@ def test_the_old_model_goes_when_the_new_one_is_durable(tmp_path: Path, monkeypa
     run_plan(first, str(tmp_path / "model"))
     done: list[tuple[str, Path]] = []
 
-    def noted(name: str) -> Any:
+    def noted(name: str) -> Callable[[Path], None]:
         real = getattr(local_destination, name)
-        return lambda path: (done.append((name, path)), real(path))
+
+        def call(path: Path) -> None:
+            done.append((name, path))
+            real(path)
+
+        return call
 
     for name in ("_sync", "_remove_tree"):
         monkeypatch.setattr(local_destination, name, noted(name))

@@ -91,6 +91,16 @@ def test_parts_of_a_file_are_read_exactly(folder: Folder) -> None:
     ]
 
 
+def test_far_ranges_hold_no_memory_for_what_lies_between_them(folder: Folder) -> None:
+    data = os.urandom(4 * MiB)
+    folder.write("f", data)
+    ranges = [(offset, 64) for offset in range(0, 4 * MiB, 16 * 2**10)]
+    parts = folder.read_ranges("f", ranges)
+    assert [bytes(part) for part in parts] == [data[offset : offset + 64] for offset, _ in ranges]
+    held = {id(part.obj): memoryview(part.obj).nbytes for part in parts}
+    assert sum(held.values()) <= 2 * 64 * len(ranges)
+
+
 def test_large_files_survive_a_round_trip_in_pieces(folder: Folder) -> None:
     data = os.urandom(35 * MiB + 3)
     chunks = (memoryview(data)[offset : offset + size] for offset, size in cut(len(data), 3 * MiB + 1))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from workers.errors import InvalidOption
 from workers.storage import FolderAddress, check_path, open_folder
 from workers.storage.object_store import part_bytes
-from workers.storage.ranges import coalesce, scatter
+from workers.storage.ranges import coalesce, pick, scatter
 
 MiB = 2**20
 
@@ -33,7 +33,8 @@ def test_coalesced_spans_serve_every_range_once(ranges: list[tuple[int, int]], g
     data = bytes(index % 251 for index in range(400))
     spans = coalesce(ranges, max_gap=gap, max_length=longest)
     views = [memoryview(data)[span.offset : span.offset + span.length] for span in spans]
-    parts = scatter(spans, views, ranges)
+    picked = [pick(span, view, ranges) for span, view in zip(spans, views, strict=True)]
+    parts = scatter(spans, picked, len(ranges))
     assert [bytes(part) for part in parts] == [data[offset : offset + length] for offset, length in ranges]
     assert sorted(index for span in spans for index in span.members) == [
         index for index, (_, length) in enumerate(ranges) if length

@@ -24,7 +24,7 @@ from workers.storage.bounds import admits, refusal
 from workers.storage.descriptors import DESCRIPTORS
 from workers.storage.folder import Buffer, FileEntry, Folder, Source, UsageMeter, at_most, exactly
 from workers.storage.local_write import is_bookkeeping, version_of, write_file
-from workers.storage.ranges import coalesce, scatter
+from workers.storage.ranges import coalesce, pick, scatter
 from workers.storage.space import is_full, no_space
 
 # Reading over a gap of this size costs about as much as another system call and seek on an SSD.
@@ -105,15 +105,16 @@ class LocalFolder(Folder):
         self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None
     ) -> Sequence[memoryview]:
         spans = coalesce(ranges, max_gap=_MAX_GAP_BYTES, max_length=_MAX_SPAN_BYTES)
-        views = []
+        picked = []
         with self._reading(path, version) as (descriptor, status):
             for span in spans:
                 if span.offset + span.length > status.st_size:
                     raise _short(self._file(path), span.offset, span.length, max(status.st_size - span.offset, 0))
-                views.append(memoryview(bytearray(span.length)))
-                _fill(self._file(path), descriptor, span.offset, views[-1])
+                view = memoryview(bytearray(span.length))
+                _fill(self._file(path), descriptor, span.offset, view)
                 self._meter.read(span.length)
-        return scatter(spans, views, ranges)
+                picked.append(pick(span, view, ranges))
+        return scatter(spans, picked, len(ranges))
 
     # --- writing -------------------------------------------------------------------------------------------
     def write(self, path: str, data: Buffer, *, if_absent: bool = False, if_version: str | None = None) -> FileEntry:

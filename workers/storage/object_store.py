@@ -38,7 +38,7 @@ from workers.storage.folder import (
 )
 from workers.storage.object_errors import ErrorTeller, is_out_of_range
 from workers.storage.profiles import Profile, environment_secrets
-from workers.storage.ranges import Span, coalesce, cut, scatter
+from workers.storage.ranges import Span, coalesce, cut, pick, scatter
 from workers.storage.stores import build_store
 
 if TYPE_CHECKING:
@@ -224,15 +224,16 @@ class ObjectFolder(Folder):
     ) -> Sequence[memoryview]:
         spans = coalesce(ranges, max_gap=_MAX_GAP_BYTES, max_length=GET_BYTES)
         self._check_large(path, spans)
-        views = self._connection.together(
-            [partial(self._read_span, path, span, version) for span in spans if span.length <= GET_BYTES]
+        short = iter(
+            self._connection.together(
+                [partial(self._pick, path, span, ranges, version) for span in spans if span.length <= GET_BYTES]
+            )
         )
-        short = iter(views)
-        return scatter(
-            spans,
-            [next(short) if span.length <= GET_BYTES else self._read_long(path, span, version) for span in spans],
-            ranges,
-        )
+        picked = [
+            next(short) if span.length <= GET_BYTES else pick(span, self._read_long(path, span, version), ranges)
+            for span in spans
+        ]
+        return scatter(spans, picked, len(ranges))
 
     # --- writing -------------------------------------------------------------------------------------------
     def write(self, path: str, data: Buffer, *, if_absent: bool = False, if_version: str | None = None) -> FileEntry:
@@ -331,8 +332,10 @@ class ObjectFolder(Folder):
     def _fill(self, path: str, offset: int, buffer: memoryview, version: str | None) -> None:
         buffer[:] = self._fetch(path, offset, len(buffer), version)
 
-    def _read_span(self, path: str, span: Span, version: str | None) -> memoryview:
-        return self._fetch(path, span.offset, span.length, version)
+    def _pick(
+        self, path: str, span: Span, ranges: Sequence[tuple[int, int]], version: str | None
+    ) -> builtins.list[memoryview]:
+        return pick(span, self._fetch(path, span.offset, span.length, version), ranges)
 
     def _read_long(self, path: str, span: Span, version: str | None) -> memoryview:
         view = memoryview(bytearray(span.length))

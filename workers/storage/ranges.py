@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+LARGEST_OVERHEAD = 2
+"""Times the bytes asked for that may be kept in memory for them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -46,11 +49,28 @@ def cut(length: int, piece: int) -> Iterator[tuple[int, int]]:
         yield offset, min(piece, length - offset)
 
 
-def scatter(spans: Sequence[Span], views: Sequence[memoryview], ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-    """The view of each range out of the views of the spans that hold them."""
-    parts = [memoryview(b"")] * len(ranges)
-    for span, view in zip(spans, views, strict=True):
-        for index in span.members:
-            offset, length = ranges[index]
-            parts[index] = view[offset - span.offset : offset - span.offset + length]
+def pick(span: Span, view: memoryview, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    """The bytes of a span's ranges, in the order of its members, out of the span's own.
+
+    Where most of the span lies between its ranges they are copies, so that what was read for nothing goes.
+    """
+    wanted = [(ranges[index][0] - span.offset, ranges[index][1]) for index in span.members]
+    size = sum(length for _, length in wanted)
+    if span.length <= LARGEST_OVERHEAD * size:
+        return [view[start : start + length] for start, length in wanted]
+    dense = memoryview(bytearray(size))
+    parts, end = [], 0
+    for start, length in wanted:
+        dense[end : end + length] = view[start : start + length]
+        parts.append(dense[end : end + length])
+        end += length
+    return parts
+
+
+def scatter(spans: Sequence[Span], picked: Sequence[Sequence[memoryview]], count: int) -> list[memoryview]:
+    """What was picked for the members of each span, in the order in which ``count`` ranges were asked for."""
+    parts = [memoryview(b"")] * count
+    for span, views in zip(spans, picked, strict=True):
+        for index, view in zip(span.members, views, strict=True):
+            parts[index] = view
     return parts
