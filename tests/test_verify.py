@@ -15,7 +15,9 @@ import pytest
 from tests.synthetic import identity_plan, random_tensors, write_source
 from workers.convert import compare_sources, convert, run_plan
 from workers.errors import IncompleteCheckpoint
+from workers.manifest import DIGEST_PREFIX, digest, digest_of_list
 from workers.options import ConvertOptions
+from workers.safetensors_file import build_header
 from workers.verify import Report, verify_model
 from workers.verify_pairs import CompareLimits, compare_plans
 
@@ -42,6 +44,36 @@ def cut_index(model: Path) -> None:
     path.write_text(json.dumps(index))
 
 
+def drop_from_manifest(model: Path) -> None:
+    """Damage a file, and make the manifest say nothing of it."""
+    flip_last_bit(model / "model-00001-of-00004.safetensors")
+    manifest = json.loads((model / "unshard.json").read_text())
+    del manifest["weights"][0]
+    (model / "unshard.json").write_text(json.dumps(manifest))
+
+
+def drop_a_part(model: Path) -> None:
+    """Damage the last part of a file, and make the manifest forget it in a way that fits together."""
+    manifest = json.loads((model / "unshard.json").read_text())
+    entry = next(entry for entry in manifest["weights"] if entry["parts"])
+    flip_last_bit(model / entry["path"])
+    header, part = entry["header_digest"], {"offset": entry["parts"][0]["offset"], "length": 0, "digest": digest(b"")}
+    entry.update(parts=[part], digest=DIGEST_PREFIX + digest_of_list([header, part["digest"]]))
+    (model / "unshard.json").write_text(json.dumps(manifest))
+
+
+def repeat_a_tensor(model: Path) -> None:
+    """Put a tensor of another shard into one more, with other values; the index still names the right one."""
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    name, shard = max(index["weight_map"].items(), key=lambda item: item[1])
+    extra = model / "model-00000-of-00004.safetensors"
+    extra.write_bytes(build_header([(name, "U8", (1,)), ("other", "U8", (1,))], {}) + b"\1\2")
+    index["weight_map"]["other"] = extra.name
+    assert shard != extra.name
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model / "unshard.json").unlink()
+
+
 EMPTY = (8).to_bytes(8, "little") + b"{}      "
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a flipped bit": (lambda m: flip_last_bit(m / "model-00001-of-00004.safetensors"), "model-00001-of-00004"),
@@ -50,6 +82,15 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "an index that forgets": (cut_index, "model.safetensors.index.json"),
     "a weight file too many": (lambda m: (m / "extra.safetensors").write_bytes(EMPTY), "extra.safetensors"),
     "an edited config": (lambda m: (m / "config.json").write_text('{"model_type": "other"}'), "config.json"),
+    "a manifest that forgets a file": (drop_from_manifest, "model-00001-of-00004"),
+    "a manifest that forgets a part": (drop_a_part, "no digest for some bytes"),
+    "a tensor in two files": (repeat_a_tensor, "model-00000-of-00004.safetensors and in model-"),
+    "code that was added": (lambda m: (m / "modeling_x.py").write_text("import os"), "modeling_x.py"),
+    "pickled weights that were added": (lambda m: (m / "pytorch_model.bin").write_bytes(b""), "pytorch_model.bin"),
+    "weights that were added below": (
+        lambda m: [(m / "more").mkdir(), (m / "more" / "adapter_model.safetensors").write_bytes(EMPTY)],
+        "more/adapter_model.safetensors",
+    ),
     "a broken manifest": (lambda m: (m / "unshard.json").write_text("{}"), "unshard.json"),
 }
 
@@ -58,6 +99,20 @@ def test_a_fresh_model_is_sound(model: Path) -> None:
     report = verify_model(str(model))
     assert report.equal
     assert report.tensors == 10
+
+
+def test_what_is_written_for_people_may_be_added(model: Path) -> None:
+    (model / "README.md").write_text("# Model")
+    (model / "eval.json").write_text("{}")
+    assert verify_model(str(model)).equal
+
+
+def test_the_index_of_a_folder_below_is_compared_too(model: Path) -> None:
+    (model / "unshard.json").unlink()
+    shutil.copytree(model, model / "critic")
+    assert verify_model(str(model)).equal
+    cut_index(model / "critic")
+    assert any("critic/model.safetensors.index.json says nothing" in p for p in verify_model(str(model)).problems)
 
 
 @pytest.mark.parametrize("name", DAMAGE)

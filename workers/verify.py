@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,16 @@ from typing import Any
 
 import xxhash
 
+from workers.destination import MODEL_FILES
 from workers.errors import Cancelled, CorruptFile, IncompleteCheckpoint, UnshardError
 from workers.manifest import DIGEST_PREFIX, MANIFEST_NAME, FileRecord, digest
 from workers.safetensors_file import open_safetensors
 from workers.storage import Folder, FolderAddress, check_path, open_folder
 
 READ_BYTES = 4 << 20
+INDEX_NAME = "model.safetensors.index.json"
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+DOCUMENTATION = re.compile(r"(?:^|/)(?:LICENSE[^/]*|README\.md|\.gitattributes)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,17 @@ def _nothing_at(folder: Folder, model: str) -> IncompleteCheckpoint:
     return IncompleteCheckpoint(f"there is nothing at {model}", file=model, hint="Check the path.")
 
 
+def _may_be_loaded(path: str) -> bool:
+    """Whether programs that load a model would read a file, if they found it there."""
+    return path.endswith(WEIGHT_SUFFIXES) or bool(MODEL_FILES.fullmatch(path) and not DOCUMENTATION.search(path))
+
+
+def _fill_the_rest(parts: Sequence[tuple[int, int]], size_bytes: int) -> bool:
+    """Whether parts (offset, length) follow on each other up to the end of a file."""
+    ends = [offset + length for offset, length in parts]
+    return not parts or ([offset for offset, _ in parts[1:]] == ends[:-1] and ends[-1] == size_bytes)
+
+
 class _Model:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -137,28 +153,35 @@ class _Model:
         return tensors
 
     def _index(self, paths: dict[str, int], tensors: dict[str, list[str]]) -> None:
-        name = "model.safetensors.index.json"
         root = {path: names for path, names in tensors.items() if "/" not in path}
-        if name not in paths:
-            if len(root) > 1:
-                self._problems.append(f"there are {len(root)} weight files but no {name}")
-            return
-        where = self._json(name).get("weight_map")
+        if len(root) > 1 and INDEX_NAME not in paths:
+            self._problems.append(f"there are {len(root)} weight files but no {INDEX_NAME}")
+        for index in [path for path in paths if path == INDEX_NAME or path.endswith(f"/{INDEX_NAME}")]:
+            folder = index.removesuffix(INDEX_NAME)
+            here = {path: names for path, names in tensors.items() if path.rpartition("/")[0] == folder[:-1]}
+            self._indexed(index, {path.removeprefix(folder): names for path, names in here.items()})
+
+    def _indexed(self, index: str, tensors: dict[str, list[str]]) -> None:
+        """Compare an index with the tensors of the weight files beside it."""
+        where = self._json(index).get("weight_map")
         if not isinstance(where, dict):
-            self._problems.append(f"{name} has no weight_map")
+            self._problems.append(f"{index} has no weight_map")
             return
-        found = {tensor: path for path, names in root.items() for tensor in names}
+        found: dict[str, list[str]] = {}
+        for path, names in tensors.items():
+            for name in names:
+                found.setdefault(name, []).append(path)
         for tensor in sorted(where.keys() | found.keys()):
-            if where.get(tensor) != found.get(tensor):
+            files = found.get(tensor, ["no file"])
+            if files != [where.get(tensor)]:
                 self._problems.append(
-                    f"tensor {tensor}: {name} says {where.get(tensor, 'nothing')}, "
-                    f"it is in {found.get(tensor, 'no file')}"
+                    f"tensor {tensor}: {index} says {where.get(tensor, 'nothing')}, it is in {' and in '.join(files)}"
                 )
         self._problems += [
-            f"{path} is not in {name}; programs that load every weight file would read it"
-            for path in sorted(root.keys() - set(where.values()))
+            f"{path} is not in {index}; programs that load every weight file would read it"
+            for path in sorted(tensors.keys() - {path for path in where.values() if isinstance(path, str)})
         ]
-        self._checks.append(f"{name}: {len(where)} tensors")
+        self._checks.append(f"{index}: {len(where)} tensors")
 
     def _config(self, paths: dict[str, int]) -> None:
         if "config.json" not in paths:
@@ -177,9 +200,15 @@ class _Model:
                 self._weights_entry(entry, paths)
             for entry in manifest["files"]:
                 self._file_entry(entry, paths)
+            named = {entry["path"] for entry in (*manifest["weights"], *manifest["files"])}
         except (KeyError, TypeError, ValueError) as error:
             self._problems.append(f"{MANIFEST_NAME} is not a manifest: {error}")
             return
+        self._problems += [
+            f"{path} was not written by the conversion: {MANIFEST_NAME} does not name it"
+            for path in sorted(paths.keys() - named - {MANIFEST_NAME})
+            if _may_be_loaded(path)
+        ]
         self._checks.append(
             f"digests of {_files(len(manifest['weights']), 'weight')} and {_files(len(manifest['files']), 'other')}"
         )
@@ -194,6 +223,8 @@ class _Model:
             self._problems.append(f"{path}: expected {record.size_bytes} bytes, found {paths.get(path, 'no file')}")
         elif entry["digest"] != DIGEST_PREFIX + record.digest:
             self._problems.append(f"{MANIFEST_NAME} contradicts itself on {path}")
+        elif not _fill_the_rest(parts, record.size_bytes):
+            self._problems.append(f"{MANIFEST_NAME} has no digest for some bytes of {path}")
         else:
             try:
                 prove_record(self._folder, record, parts)
