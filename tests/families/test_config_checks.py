@@ -12,6 +12,7 @@ from workers.errors import GeometryMismatch, InvalidOption
 from workers.expressions import Source
 from workers.families.config_checks import CHECKED, check_config, check_used
 from workers.families.config_file import corrected_sizes
+from workers.families.sum_checks import LATENT
 from workers.options import ConvertOptions
 
 SHAPES = (
@@ -21,6 +22,27 @@ SHAPES = (
     {"head_dim": 4},
     {"num_hidden_layers": 3, "hidden_size": 32},
 )
+LATENT_SHAPES = (
+    {"q_lora_rank": None},
+    {"v_head_dim": 6, "kv_lora_rank": 12, "qk_nope_head_dim": 12, "qk_head_dim": 16, "n_shared_experts": 3},
+    {"num_attention_heads": 2, "q_lora_rank": 20, "first_k_dense_replace": 2},
+)
+OWN_SHAPES = {
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), LATENT_SHAPES),
+    "glm4_moe_lite": LATENT_SHAPES[1:],
+    "glm4_moe": ({"n_shared_experts": 2}, {"use_qk_norm": True}, {"attention_bias": True}),
+    "gpt_oss": ({"num_local_experts": 3, "intermediate_size": 10},),
+    "qwen2_moe": ({"shared_expert_intermediate_size": 20},),
+    "qwen3_next": (
+        {"layer_types": ["linear_attention", "full_attention"]},
+        {"layer_types": ["full_attention"] * 2, "head_dim": 16, "num_key_value_heads": 1},
+        {"layer_types": ["linear_attention"] * 2, "linear_num_value_heads": 8, "linear_key_head_dim": 6},
+        {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_value_head_dim": 10},
+    ),
+}
+# What follows from other sizes.
+FITTING = {kind: {"qk_head_dim": 8} for kind in LATENT}
+UNBUILT = {"kimi_k2"}  # of DeepSeek-V3's modules, in code of its own
 NONE = ConvertOptions()
 LLAMA = {
     "model_type": "llama",
@@ -37,17 +59,18 @@ def entries(**shapes):
     return [(names.get(name, name), Source(0, "BF16", shape)) for name, shape in shapes.items()]
 
 
-@pytest.mark.parametrize("kind", sorted(CHECKED))
+@pytest.mark.parametrize("kind", sorted(CHECKED - UNBUILT))
 def test_a_right_model_passes(kind, tmp_path):
     compared = set()
-    for number, shape in enumerate(SHAPES):
+    for number, shape in enumerate((*SHAPES, *OWN_SHAPES.get(kind, ()))):
         folder = tmp_path / str(number)
-        tiny_model(kind, **shape).save_pretrained(folder)
+        tiny_model(kind, **(FITTING.get(kind, {}) | shape)).save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text())
         with safe_open(folder / "model.safetensors", "pt") as file:
             found = [(name, Source(0, "F32", tuple(file.get_slice(name).get_shape()))) for name in file.keys()]  # noqa: SIM118 - no dict
         compared |= check_config(found, config, NONE)
-    assert {"hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size"} <= compared
+    groups = set() if kind in LATENT else {"num_key_value_heads"}
+    assert {"hidden_size", "num_attention_heads", "vocab_size", *groups} <= compared
 
 
 def test_right_shapes_pass_and_say_what_was_compared():
@@ -108,6 +131,100 @@ def test_heads_of_a_size_that_nothing_tells_are_of_one_size():
         check_config(entries(q=(40, 16), k=(10, 16)), config, NONE)
 
 
+LATENT_CONFIG = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "kv_lora_rank": 6,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 5,
+}
+LATENT_TENSORS = {
+    "q_proj.weight": (40, 16),
+    "kv_a_proj_with_mqa.weight": (8, 16),
+    "kv_a_layernorm.weight": (6,),
+    "kv_b_proj.weight": (52, 6),
+    "o_proj.weight": (16, 20),
+}
+PHI = {"model_type": "phi3", "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 12}
+PHI_TENSORS = {"self_attn.qkv_proj.weight": (32, 16), "mlp.gate_up_proj.weight": (24, 16)}
+NEXT = {
+    "model_type": "qwen3_next",
+    "head_dim": 8,
+    "num_attention_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 3,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 5,
+}
+NEXT_TENSORS = {"self_attn.q_proj.weight": (32, 16), "linear_attn.in_proj_qkvz.weight": (52, 16)}
+
+
+def layer(tensors, module=""):
+    return [(f"model.layers.0.{module}{name}", Source(0, "BF16", shape)) for name, shape in tensors.items()]
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "tensors", "words"),
+    [
+        (LATENT_CONFIG, {}, layer(LATENT_TENSORS, "self_attn."), None),
+        (
+            LATENT_CONFIG,
+            {"v_head_dim": 4},
+            layer(LATENT_TENSORS, "self_attn."),
+            r"\* v_head_dim is 48, but .*kv_b.* 52",
+        ),
+        (
+            LATENT_CONFIG,
+            {"kv_lora_rank": 7},
+            layer(LATENT_TENSORS, "self_attn."),
+            "kv_lora_rank .* is 9, but .* has 8",
+        ),
+        (
+            LATENT_CONFIG,
+            {"num_attention_heads": 2},
+            layer(LATENT_TENSORS, "self_attn."),
+            "is 20, but .*q_proj.* has 40",
+        ),
+        (LATENT_CONFIG, {"qk_nope_head_dim": 6}, layer(LATENT_TENSORS, "self_attn."), "is 32, but .*q_proj.* has 40"),
+        (PHI, {"num_key_value_heads": 2}, layer(PHI_TENSORS), None),
+        (PHI, {}, layer(PHI_TENSORS), r"2 \* num_key_value_heads \* head_dim is 48, but .*qkv_proj.* has 32"),
+        (PHI, {"num_key_value_heads": 2, "intermediate_size": 9}, layer(PHI_TENSORS), "intermediate_size is 18, but"),
+        (NEXT, {}, layer(NEXT_TENSORS), None),
+        (NEXT, {"linear_num_value_heads": 3}, layer(NEXT_TENSORS), "is 42, but .*in_proj_qkvz.* has 52"),
+        (NEXT, {"num_attention_heads": 4}, layer(NEXT_TENSORS), "is 64, but .*q_proj.* has 32"),
+    ],
+)
+def test_sizes_that_several_keys_make_are_compared(config, changes, tensors, words):
+    if words is None:
+        assert "num_attention_heads" in check_config(tensors, config | changes, NONE)
+        return
+    with pytest.raises(GeometryMismatch, match=words) as caught:
+        check_config(tensors, config | changes, NONE)
+    assert caught.value.file == "config.json"
+
+
+def test_an_option_that_makes_a_sum_wrong_is_named():
+    tensors = layer(LATENT_TENSORS, "self_attn.")
+    with pytest.raises(GeometryMismatch, match=r"the option num_attention_heads says .* is 20, but") as caught:
+        check_config(tensors, LATENT_CONFIG, ConvertOptions(num_attention_heads=2))
+    assert caught.value.hint.startswith("Leave the option out")
+
+
+@pytest.mark.parametrize(("kind", "passes"), [("deepseek_v3", True), ("glm4_moe", True), ("qwen3_moe", False)])
+def test_layers_after_the_models_own_are_known_of_those_that_predict_further_tokens(kind, passes):
+    config = {"model_type": kind, "num_hidden_layers": 1, "hidden_size": 16}
+    tensors = [(f"model.layers.{n}.input_layernorm.weight", Source(0, "BF16", (16,))) for n in range(2)]
+    if passes:
+        assert check_config(tensors, config, NONE) == {"hidden_size"}
+        tensors = tensors[1:]
+    with pytest.raises(GeometryMismatch, match="num_hidden_layers is 1, but"):
+        check_config(tensors, config, NONE)
+
+
 def test_experts_are_those_that_the_config_counts():
     config = {"model_type": "mixtral", "num_local_experts": 3}
     names = [f"model.layers.0.block_sparse_moe.experts.{number}.w1.weight" for number in (0, 2)]
@@ -132,7 +249,7 @@ def test_key_value_heads_that_are_not_told_are_those_of_the_class(kind, is_certa
 
 def test_what_is_not_certain_is_not_compared():
     wrong = entries(q=(5, 7), k=(3, 7), e=(2, 2))
-    assert check_config(wrong, LLAMA | {"model_type": "deepseek_v3"}, NONE) == set()
+    assert check_config(wrong, LLAMA | {"model_type": "falcon"}, NONE) == set()
     packed = [(QUERY, Source(0, "U8", (128, 1)))]
     assert check_config(packed, LLAMA, NONE) == set()
     pruned = check_config(entries(q=(12, 16)), LLAMA | {"pruned_heads": {"0": [1]}}, NONE)

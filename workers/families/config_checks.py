@@ -13,9 +13,10 @@ from typing import Any
 
 from workers.dtypes import ELEMENT_TYPES
 from workers.errors import GeometryMismatch, InvalidOption
-from workers.families.config_values import SIZE_OPTIONS, Told, given_sizes, no_size, told_sizes
+from workers.families.config_values import CONFIG, SIZE_OPTIONS, Told, given_sizes, no_size, told_sizes
 from workers.families.registry import model_types, text_config
 from workers.families.rules import Entry
+from workers.families.sum_checks import FURTHER_LAYERS, GATED, LATENT, SumCheck, sum_checks
 from workers.options import ConvertOptions
 
 CERTAIN = frozenset(
@@ -45,26 +46,33 @@ CERTAIN = frozenset(
 )
 """Model types whose config has these keys in the meaning below, and whose modules have no buffers of their own."""
 
-CHECKED = CERTAIN | frozenset(
-    (
-        "apertus",
-        "arcee",
-        "cohere",
-        "cohere2",
-        "ernie4_5",
-        "exaone4",
-        "glm",
-        "gpt_oss",
-        "granite",
-        "hunyuan_v1_dense",
-        "ministral",
-        "ministral3",
-        "nemotron",
-        "olmoe",
-        "seed_oss",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
+CHECKED = (
+    CERTAIN
+    | LATENT
+    | frozenset(
+        (
+            "apertus",
+            "arcee",
+            "cohere",
+            "cohere2",
+            "ernie4_5",
+            "exaone4",
+            "glm",
+            "glm4_moe",
+            "gpt_oss",
+            "granite",
+            "hunyuan_v1_dense",
+            "ministral",
+            "ministral3",
+            "nemotron",
+            "olmoe",
+            "phi3",
+            "qwen3_next",
+            "seed_oss",
+            "smollm3",
+            "stablelm",
+            "starcoder2",
+        )
     )
 )
 """Model types whose tensors are compared with the config: for each, models of several shapes pass."""
@@ -77,6 +85,7 @@ DERIVED_HEADS = frozenset(
         "olmo",
         "olmo2",
         "olmo3",
+        "phi3",
         "phimoe",
         "qwen2",
         "qwen2_5_vl",
@@ -89,11 +98,13 @@ DERIVED_HEADS = frozenset(
 """Model types whose heads have hidden_size / num_attention_heads rows where there is no head_dim. Others have numbers
 of their own in transformers' classes."""
 
-UNGROUPED = frozenset(("llama", "olmo", "olmo2", "olmo3"))
+UNGROUPED = frozenset(("llama", "olmo", "olmo2", "olmo3", "phi3"))
 """Model types that have as many key-value heads as heads where the config does not have the key. Others have numbers
 of their own in transformers' classes, and take the number of heads only for a null."""
 
-HEAD_NORMS = frozenset(("qwen3", "qwen3_moe", "gemma3_text", "qwen3_vl_text", "qwen3_vl_moe_text"))
+HEAD_NORMS = frozenset(
+    ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "glm4_moe", "qwen3_vl_text", "qwen3_vl_moe_text")
+)
 """Model types whose q_norm and k_norm are of one head."""
 
 _TEXT = r"(?:model\.language_model\.|language_model\.model\.|model\.)"
@@ -158,6 +169,8 @@ class _Comparison:
     experts: dict[int, set[int]] = field(default_factory=dict)
     by_kind: dict[str, list[tuple[SizeCheck, str]]] = field(default_factory=dict)
     """What is compared of tensors whose names differ only in numbers."""
+    sums: dict[str, list[tuple[SumCheck, int]]] = field(default_factory=dict)
+    """What is compared with several sizes together, and with what these make."""
     rows: dict[int, dict[str, Entry]] = field(default_factory=dict)
     """The projections of queries and keys of each layer, where no head_dim tells how many rows they must have."""
 
@@ -172,7 +185,12 @@ class _Comparison:
                 self.compared.add(key)
                 if shape[check.dim] != self.told[key].value:
                     raise _contradiction(key, self.told[key], str(shape[check.dim]), (name, shape))
-        if (attention := _ATTENTION.fullmatch(name)) and shape and not self.text.get("pruned_heads"):
+        for sums, size in self._sums(name):
+            self.compared |= set(sums.keys) & self.told.keys()
+            if len(shape) > sums.dim and shape[sums.dim] != size:
+                raise _other_sum(sums, size, self.told, (name, shape))
+        is_usual = self.kinds[-1] not in LATENT | GATED and not self.text.get("pruned_heads")
+        if (attention := _ATTENTION.fullmatch(name)) and shape and is_usual:
             self._attention(attention[2], attention[3], entry, shape)
             self.rows.setdefault(int(attention[1]), {})[attention[2]] = entry
 
@@ -186,6 +204,20 @@ class _Comparison:
             ]
             self.by_kind[kind] = [(check, key) for check, key in keys if key and check.names.fullmatch(kind)]
         return self.by_kind[kind]
+
+    def _sums(self, name: str) -> list[tuple[SumCheck, int]]:
+        """What is compared of a tensor with several sizes together; worked out once for all layers and experts."""
+        kind = _NUMBER.sub("0", name)
+        if kind not in self.sums:
+            sizes = {key: told.value for key, told in self.told.items()}
+            if size := self._head_dim():
+                sizes.setdefault("head_dim", size.value)
+            if self.kinds[-1] in UNGROUPED and "num_attention_heads" in sizes:
+                sizes.setdefault("num_key_value_heads", sizes["num_attention_heads"])
+            fitting = (check for check in sum_checks(self.kinds[-1]) if check.names.fullmatch(kind))
+            found = ((check, check.expected(sizes)) for check in fitting)
+            self.sums[kind] = [(check, size) for check, size in found if size is not None]
+        return self.sums[kind]
 
     def _attention(self, projection: str, leaf: str, entry: Entry, shape: tuple[int, ...]) -> None:
         """Compare the rows of queries, keys and values, and the columns of the output, with the heads."""
@@ -227,6 +259,9 @@ class _Comparison:
     def finish(self) -> None:
         """Compare what takes all tensors to see: layers, experts, and heads of a size that nothing tells."""
         layers = self.told.get("num_hidden_layers")
+        if layers is not None and FURTHER_LAYERS.intersection(self.kinds):
+            further = {layer for layer in self.layers if layer >= layers.value}
+            self.layers = self.layers - further or further
         if layers is not None and self.layers and self.layers != set(range(layers.value)):
             raise _incomplete("num_hidden_layers", layers, self.layers, "layers")
         key = next((key for key in _EXPERT_KEYS if key in self.told), None)
@@ -297,6 +332,23 @@ def _incomplete(key: str, told: Told, found: set[int], what: str) -> GeometryMis
         expected=f"{key} = {told.value}",
         found=str(len(found)),
         hint=_HINT,
+    )
+
+
+def _other_sum(
+    check: SumCheck, size: int, told: Mapping[str, Told], tensor: tuple[str, tuple[int, ...]]
+) -> GeometryMismatch:
+    """The error for a size that several keys make; an option among them is to blame, since it says otherwise."""
+    given = next((told[key] for key in check.keys if key in told and told[key].by != CONFIG), None)
+    name, shape = tensor
+    return GeometryMismatch(
+        f"{given.by if given else CONFIG} says that {check.formula} is {size}, but tensor {name} {list(shape)} has "
+        f"{shape[check.dim]}",
+        file=None if given else CONFIG,
+        tensor=name,
+        expected=f"{check.formula} = {size}",
+        found=str(shape[check.dim]),
+        hint=_OPTION_HINT if given else _HINT,
     )
 
 
