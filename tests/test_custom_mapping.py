@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from workers.convert import compare_sources, convert, plan
+from workers.compare import compare_sources
+from workers.convert import convert, plan
 from workers.errors import GeometryMismatch, InvalidOption
 from workers.manifest import DIGEST_PREFIX, digest
 from workers.options import ConvertOptions

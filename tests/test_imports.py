@@ -33,9 +33,10 @@ LAYERS = [
     ["file_kinds", "mapping", "pickle*", "safetensors_file", "tokenizer_files", "torch_*", "zip_*"],
     ["layout"],
     ["families", "formats"],
-    ["checks", "collect*", "*destination", "manifest", "merge*", "plan*", "verify*"],
+    ["checks", "collect*", "*destination", "finished", "manifest", "merge*", "plan*", "verify*"],
     ["engines"],
     ["convert", "forward", "inspect"],
+    ["compare"],
 ]
 
 # Of the control plane; workers are plain Python that a cluster node runs.

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from tests.synthetic import identity_plan, random_tensors, write_source
-from workers.convert import compare_sources, convert, run_plan
+from workers.compare import compare_sources
+from workers.convert import convert, run_plan
 from workers.errors import IncompleteCheckpoint
 from workers.manifest import DIGEST_PREFIX, digest, digest_of_list
 from workers.options import ConvertOptions

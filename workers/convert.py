@@ -12,14 +12,12 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoint import Checkpoint, SideFile
 from workers.checks import ByteProbe, compare_replicas, finish_checksums
 from workers.collection import Collection
 from workers.destination import Destination, Intent, open_destination, order_of_writing
@@ -29,21 +27,20 @@ from workers.errors import Cancelled, CorruptFile, DestinationNotEmpty, InputErr
 from workers.events import Committed, Observer, Planned, Started, Verifying, Warned, ignore
 from workers.families import map_checkpoint
 from workers.families.custom import read_mapping
+from workers.finished import finished_manifest
 from workers.formats import open_checkpoint
 from workers.manifest import (
-    MANIFEST_NAME,
     FileRecord,
     WrittenFile,
     build_manifest,
+    digest,
     value_warnings,
-    version_of_files,
 )
-from workers.options import MAPPING, ConvertOptions
-from workers.plan import Plan, make_plan, source_fingerprint, source_summary
+from workers.options import ConvertOptions
+from workers.plan import Plan, make_plan
 from workers.storage import Folder, FolderAddress, bounded, open_folder
-from workers.tokenizer_files import converted
-from workers.verify import Report, prove_record
-from workers.verify_pairs import CompareLimits, compare_plans
+from workers.tokenizer_files import content_of
+from workers.verify import prove_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ def plan(
     options = options or ConvertOptions()
     made = plan_source(source, options, within=within)
     target = _open_apart(made, destination)
-    if _already_made(made, target, destination) is None:
+    if finished_manifest(made, target, destination) is None:
         target.check(_intent(made, "preview"))
     return made
 
@@ -93,114 +90,10 @@ def _plan_source(source: str, options: ConvertOptions) -> Plan:
     folder = open_folder(FolderAddress(source, options.source_profile))
     try:
         checkpoint = open_checkpoint(folder, options)
-        mapping = map_checkpoint(checkpoint, options, ByteProbe(checkpoint, _source_folder(checkpoint)))
+        mapping = map_checkpoint(checkpoint, options, ByteProbe(checkpoint, open_folder(checkpoint.address)))
         return make_plan(checkpoint, mapping, options)
     finally:
         folder.close()
-
-
-SAME_DIGESTS = f"the digests of the weight files, by {MANIFEST_NAME}"
-"""What a comparison of two models says that it checked when their manifests are why they are the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One side of a comparison: a model or a checkpoint, and the options to read it with."""
-
-    source: str
-    options: ConvertOptions = field(default_factory=ConvertOptions)
-
-
-def compare_sources(
-    a: str | Compared,
-    b: str | Compared,
-    *,
-    atol: float = 0.0,
-    limits: CompareLimits | None = None,
-    within: tuple[str, ...] = (),
-) -> Report:
-    """Compare two models, or a checkpoint and a model, as Hugging Face would see them.
-
-    When ``b`` says in its manifest that it was made from ``a``, then ``a`` is taken with the options it was made
-    with, unless it was given some. ``within`` as in ``plan_source``.
-    """
-    first, second = (side if isinstance(side, Compared) else Compared(side) for side in (a, b))
-    with bounded(within):
-        with _naming(second):
-            plan_b = _plan_source(second.source, second.options)
-        given = first.options != ConvertOptions(source_profile=first.options.source_profile)
-        with _naming(first):
-            made_with, plan_a = (
-                ({}, _plan_source(first.source, first.options)) if given else _as_result_was_made(first, second)
-            )
-        report = compare_plans(plan_a, plan_b, atol=atol, limits=limits or CompareLimits())
-    models = [
-        {**source_summary(plan.checkpoint), "tensors": len(plan.targets), "bytes": plan.bytes_total}
-        for plan in (plan_a, plan_b)
-    ]
-    if not report.details["compared_bytes"] and _same_digests(first, second):
-        report = dataclasses.replace(report, checks=(*report.checks, SAME_DIGESTS))
-    report = dataclasses.replace(report, details={**report.details, "models": models})
-    if not made_with:
-        return report
-    said = ", ".join(name if name == MAPPING else f"{name}={value}" for name, value in made_with.items())
-    return dataclasses.replace(report, checks=(*report.checks, f"with the options of {MANIFEST_NAME}: {said}"))
-
-
-@contextmanager
-def _naming(side: Compared) -> Iterator[None]:
-    """Say of which of the two sides an error tells."""
-    try:
-        yield
-    except InputError as error:
-        if side.source in error.message:
-            raise
-        raise type(error)(f"{side.source}: {error.message}", hint=error.hint, **error.details()) from error
-
-
-def _as_result_was_made(source: Compared, result: Compared) -> tuple[dict[str, Any], Plan]:
-    """The plan of a source, with the options of a result's manifest if the result was made of this very source."""
-    fingerprint, options = _told_by_manifest(result)
-    if options:
-        # A source may not be readable at all without them: without its config, its mapping.
-        with suppress(InputError):
-            made = _plan_source(
-                source.source,
-                dataclasses.replace(ConvertOptions.from_dict(options), source_profile=source.options.source_profile),
-            )
-            if source_fingerprint(made.checkpoint) == fingerprint:
-                return options, made
-    return {}, _plan_source(source.source, source.options)
-
-
-def _same_digests(a: Compared, b: Compared) -> bool:
-    """Whether both have manifests, which record the same weight files with the same digests."""
-    try:
-        told = [{row["path"]: row["digest"] for row in _manifest(side)["weights"]} for side in (a, b)]
-    except (ValueError, TypeError, KeyError):
-        return False
-    return bool(told[0]) and told[0] == told[1]
-
-
-def _manifest(model: Compared) -> Any:
-    folder = open_folder(FolderAddress(model.source, model.options.source_profile))
-    try:
-        return json.loads(folder.read(MANIFEST_NAME)) if folder.stat(MANIFEST_NAME) else {}
-    finally:
-        folder.close()
-
-
-def _told_by_manifest(result: Compared) -> tuple[Any, dict[str, Any]]:
-    """The fingerprint of its source and the options, but those for the destination, that a folder's manifest says."""
-    try:
-        manifest = _manifest(result)
-        options = {name: value for name, value in manifest["options"].items() if name not in DESTINATION_OPTIONS}
-        return manifest["source"]["fingerprint"], options
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None, {}
-
-
-DESTINATION_OPTIONS = frozenset({"overwrite", "resume", "verify", "destination_profile", "max_shard_size", "memory"})
 
 
 def convert(  # noqa: PLR0913 - the one call of the Python interface; all but three are keywords
@@ -249,7 +142,7 @@ def run_plan(  # noqa: PLR0913 - as convert
     summary = made.summary()
     observer(Planned(summary, made.table))
     target = _open_apart(made, destination)
-    if (manifest := _already_made(made, target, destination)) is not None:
+    if (manifest := finished_manifest(made, target, destination)) is not None:
         observer(Committed(destination, manifest))
         return Result(destination, manifest, summary, time.monotonic() - began, 0, 0, 0, (), already_there=True)
     run = _Conversion(
@@ -296,44 +189,10 @@ def _open_apart(made: Plan, destination: str) -> Destination:
     return open_destination(address)
 
 
-def is_made(made: Plan, destination: str) -> bool:
-    """Whether the destination holds the model of this very plan, whole. Reads metadata only."""
-    address = FolderAddress(destination, made.options.destination_profile)
-    return _already_made(made, open_destination(address), destination) is not None
-
-
-def _already_made(made: Plan, target: Destination, destination: str) -> dict[str, Any] | None:
-    """The manifest of a model at the destination that was made by this very plan, if its files are all there."""
-    if made.options.overwrite or not made.options.resume:
-        return None
-    try:
-        manifest: Any = json.loads(target.manifest() or b"null")
-        if manifest is None or manifest["plan"] != made.fingerprint:
-            return None
-        # Metadata of files without checksums is the same for other weights of the same shapes.
-        if manifest["source"]["version"] != version_of_files(made.checkpoint.files):
-            return None
-        wanted = {entry["path"]: entry["size_bytes"] for entry in (*manifest["weights"], *manifest["files"])}
-    except (ValueError, TypeError, KeyError):
-        return None
-    folder = open_folder(FolderAddress(destination, made.options.destination_profile))
-    present = {file.path: file.size_bytes for file in folder.list()}
-    is_whole = all(present.get(path) == size for path, size in wanted.items())
-    return dict(manifest) if is_whole else None
-
-
 def _place(folder: Folder) -> str:
     """Where a folder is, with links followed, to compare with others."""
     local = folder.local_path()
     return folder.address.url.rstrip("/") if local is None else str(Path(local).resolve())
-
-
-def _source_folder(checkpoint: Checkpoint) -> Folder:
-    return open_folder(checkpoint.address)
-
-
-def _content(folder: Folder, side: SideFile) -> bytes:
-    return converted(folder.read(side.source_path), side.conversion, side.source_path)
 
 
 def _intent(made: Plan, attempt: str) -> Intent:
@@ -443,7 +302,8 @@ class _Conversion:
 
     def _fits(self, number: int, record: FileRecord) -> bool:
         file = self.plan.layout.files[number]
-        return (len(record.part_digests), record.size_bytes) == (file.stop_part - file.first_part, file.size_bytes)
+        told = len(record.part_digests), record.size_bytes, record.header_digest
+        return told == (file.stop_part - file.first_part, file.size_bytes, digest(file.header))
 
     def _is_whole(self, record: FileRecord, number: int) -> bool:
         folder = open_folder(self.destination.staging)
@@ -463,7 +323,7 @@ class _Conversion:
     def _check_source(self, collection: Collection) -> int:
         """Finish the checksums of what was read in part, compare replicas, see that no file changed meanwhile."""
         checkpoint = self.plan.checkpoint
-        folder = _source_folder(checkpoint)
+        folder = open_folder(checkpoint.address)
         try:
             if self.plan.options.verify == "none":
                 return 0
@@ -494,10 +354,9 @@ class _Conversion:
 
     def _write_small_files(self) -> list[WrittenFile]:
         contents: dict[str, Callable[[], bytes]] = {}
-        folder = _source_folder(self.plan.checkpoint)
+        folder = open_folder(self.plan.checkpoint.address)
         for side in self.plan.mapping.side_files:
-            where = open_folder(side.folder) if side.folder else folder
-            contents[side.target_path] = partial(_content, where, side)
+            contents[side.target_path] = partial(content_of, side, folder)
         for path, data in (*self.plan.layout.indexes, *self.plan.mapping.files):
             contents[path] = lambda data=data: data  # type: ignore[misc]
         return [self.destination.put(path, contents[path]()) for path in order_of_writing(contents)]

@@ -11,7 +11,9 @@ import binascii
 import json
 from typing import Any
 
+from workers.checkpoint import SideFile
 from workers.errors import CorruptFile
+from workers.storage import Folder, open_folder
 
 TIKTOKEN = "tiktoken"
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
@@ -41,6 +43,12 @@ def special_tokens(version: str) -> list[str]:
 
 def _reserved(start: int, stop: int) -> list[str]:
     return [f"reserved_special_token_{number}" for number in range(start, stop)]
+
+
+def content_of(side: SideFile, own: Folder) -> bytes:
+    """What a side file of the result holds; ``own`` is the checkpoint's folder, where most are read from."""
+    folder = own if side.folder is None else open_folder(side.folder)
+    return converted(folder.read(side.source_path), side.conversion, side.source_path)
 
 
 def converted(data: bytes, conversion: str, file: str) -> bytes:

@@ -12,7 +12,7 @@ from service.api.context import PROBLEMS, Context, Here, Reader
 from service.jobs.looking import Look
 from service.jobs.planning import ComparingLimits
 from service.jobs.submit import read_options
-from workers.convert import SAME_DIGESTS, Compared
+from workers.compare import SAME_DIGESTS, Compared
 from workers.manifest import MANIFEST_NAME
 
 router = APIRouter(tags=["checkpoints"], responses=PROBLEMS)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from service.cli.output import count, emit_json, say, say_fields, say_table, shape_text, size
-from workers.convert import is_made, plan
+from workers.convert import plan
+from workers.finished import is_made
 from workers.options import MAPPING, ConvertOptions
 from workers.plan import Plan
 

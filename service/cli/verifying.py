@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from service.cli.output import count, emit_json, say, size
-from workers.convert import compare_sources
+from workers.compare import compare_sources
 from workers.errors import UnshardError
 from workers.inspect import inspect
 from workers.options import ConvertOptions

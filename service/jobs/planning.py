@@ -22,8 +22,10 @@ from service.jobs.child import Channel, Child, told_status
 from service.jobs.looking import Look, look_into
 from service.logs import configure
 from service.room import Room
-from workers.convert import Compared, compare_sources, is_made, plan, plan_source
+from workers.compare import Compared, compare_sources
+from workers.convert import plan, plan_source
 from workers.errors import Cancelled, InsufficientResources, UnshardError
+from workers.finished import is_made
 from workers.options import ConvertOptions
 from workers.verify_pairs import THREADS as COMPARING_THREADS
 from workers.verify_pairs import CompareLimits
@@ -120,7 +122,7 @@ class Planner:
         return bytes(self._asked(("inspect", source, options, look or Look())))
 
     def compare(self, a: Compared, b: Compared, atol: float, limits: ComparingLimits) -> dict[str, Any]:
-        """Compare two sources as far as the limits let; see ``convert.compare_sources``."""
+        """Compare two sources as far as the limits let; see ``workers.compare``."""
         # It should end by itself before it is ended. Waiting for room and a process to start count: on Linux this
         # clock is the same in all processes.
         until = time.monotonic() + limits.time_s - min(SPARE_COMPARE_S, SPARE_COMPARE_SHARE * limits.time_s)

@@ -15,7 +15,8 @@ from tests.families.tiny_models import tiny_model
 from tests.formats.cases import Area
 from tests.quantized_weights import reference
 from tests.test_expressions import Memory
-from workers.convert import compare_sources, convert, plan_source
+from workers.compare import compare_sources
+from workers.convert import convert, plan_source
 from workers.errors import GeometryMismatch, InvalidOption, UnshardError
 from workers.expressions import Source
 from workers.families.quantize import quantize

@@ -19,7 +19,7 @@ from service.room import Overloaded
 from tests.attacks.pickles import numbers_of_one_hash
 from tests.attacks.torch_files import torch_zip
 from tests.service.conftest import FakeConverter, eventually, running
-from workers.convert import Compared
+from workers.compare import Compared
 from workers.errors import Cancelled, IncompleteCheckpoint, InsufficientResources, UnshardError
 from workers.options import ConvertOptions
 
