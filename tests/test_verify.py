@@ -22,6 +22,8 @@ from workers.safetensors_file import build_header
 from workers.verify import Report, verify_model
 from workers.verify_pairs import CompareLimits, compare_plans
 
+CASES = Path(__file__).parent / "cases"
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -217,7 +219,7 @@ def test_every_bit_is_compared_whatever_it_means(tmp_path: Path) -> None:
 
 
 def test_a_cast_model_is_compared_with_its_source_as_it_was_made(tmp_path: Path) -> None:
-    source = str(Path(__file__).parent / "cases" / "verl-fsdp" / "llama-gqa-fsdp2-ws2" / "input")
+    source = str(CASES / "verl-fsdp" / "llama-gqa-fsdp2-ws2" / "input")
     convert(source, str(tmp_path / "model"), ConvertOptions(dtype="bfloat16"))
     report = compare_sources(source, str(tmp_path / "model"))
     assert report.equal
@@ -236,3 +238,20 @@ def test_an_error_of_a_comparison_says_of_which_side(model: Path, tmp_path: Path
     with pytest.raises(IncompleteCheckpoint, match=f"^{sides[broken]}: weights are missing: model-00002") as caught:
         compare_sources(*map(str, sides))
     assert caught.value.file == "model-00002-of-00004.safetensors"
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["alpha", "no-alpha"])
+def test_an_adapter_beside_a_model_is_compared_with_it(tmp_path: Path, told: bool) -> None:
+    source, model, other = tmp_path / "source", tmp_path / "model", tmp_path / "other"
+    shutil.copytree(CASES / "verl-fsdp" / "lora-actor-fsdp2-ws2-train-meta" / "input", source)
+    if not told:
+        (source / "lora_train_meta.json").unlink()
+    convert(str(source), str(model))
+    shutil.copytree(model, other)
+    for pair in ((source, model), (model, source), (model, other)):
+        report = compare_sources(*map(str, pair))
+        assert (report.problems, report.tensors) == ((), 49)
+    flip_last_bit(other / "lora_adapter" / "adapter_model.safetensors")
+    for first in (source, model):
+        [problem] = compare_sources(str(first), str(other)).problems
+        assert problem.startswith("tensor lora_adapter:base_model.model.")

@@ -11,6 +11,7 @@ from typing import Any
 
 from workers.convert import plan_source
 from workers.errors import InputError
+from workers.families.lora_config import ADAPTER_CONFIG, ADAPTER_FOLDER
 from workers.manifest import MANIFEST_NAME
 from workers.options import MAPPING, ConvertOptions
 from workers.plan import Plan, source_fingerprint, source_summary
@@ -33,6 +34,11 @@ class Compared:
     source: str
     options: ConvertOptions = field(default_factory=ConvertOptions)
 
+    @property
+    def has_options(self) -> bool:
+        """Whether it was given options, beside a storage profile."""
+        return self.options != ConvertOptions(source_profile=self.options.source_profile)
+
 
 def compare_sources(
     a: str | Compared,
@@ -50,13 +56,10 @@ def compare_sources(
     first, second = (side if isinstance(side, Compared) else Compared(side) for side in (a, b))
     with bounded(within):
         with _naming(second):
-            plan_b = plan_source(second.source, second.options, within=within)
-        given = first.options != ConvertOptions(source_profile=first.options.source_profile)
+            plan_b = _plan(second, within)
         with _naming(first):
             made_with, plan_a = (
-                ({}, plan_source(first.source, first.options, within=within))
-                if given
-                else _as_result_was_made(first, second, within)
+                ({}, _plan(first, within)) if first.has_options else _as_result_was_made(first, second, within)
             )
         report = compare_plans(plan_a, plan_b, atol=atol, limits=limits or CompareLimits())
     models = [
@@ -96,7 +99,24 @@ def _as_result_was_made(source: Compared, result: Compared, within: tuple[str, .
             )
             if source_fingerprint(made.checkpoint) == fingerprint:
                 return options, made
-    return {}, plan_source(source.source, source.options, within=within)
+    return {}, _plan(source, within)
+
+
+def _plan(side: Compared, within: tuple[str, ...]) -> Plan:
+    """The plan of one side; a model that was written with an adapter beside it is taken with that."""
+    if side.has_options or not _has_adapter(side):
+        return plan_source(side.source, side.options, within=within)
+    adapter = Compared(f"{side.source.rstrip('/')}/{ADAPTER_FOLDER}", side.options)
+    # How the adapter is scaled is not compared, and may not be known.
+    alpha = None if _json(adapter, ADAPTER_CONFIG).get("lora_alpha") else 1.0
+    options = dataclasses.replace(side.options, base=side.source, lora_alpha=alpha)
+    return plan_source(adapter.source, options, within=within)
+
+
+def _has_adapter(model: Compared) -> bool:
+    with suppress(ValueError, TypeError, KeyError):
+        return any(entry["path"].startswith(f"{ADAPTER_FOLDER}/") for entry in _manifest(model)["weights"])
+    return False
 
 
 def _same_digests(a: Compared, b: Compared) -> bool:
@@ -109,9 +129,13 @@ def _same_digests(a: Compared, b: Compared) -> bool:
 
 
 def _manifest(model: Compared) -> Any:
+    return _json(model, MANIFEST_NAME)
+
+
+def _json(model: Compared, path: str) -> Any:
     folder = open_folder(FolderAddress(model.source, model.options.source_profile))
     try:
-        return json.loads(folder.read(MANIFEST_NAME)) if folder.stat(MANIFEST_NAME) else {}
+        return json.loads(folder.read(path)) if folder.stat(path) else {}
     finally:
         folder.close()
 
