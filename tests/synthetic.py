@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint import Checkpoint, CheckpointBuilder, SourceFile
+from workers.checkpoint import Checkpoint, SourceFile
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.checksums import crc32
 from workers.dtypes import ELEMENT_TYPES
 from workers.expressions import Source

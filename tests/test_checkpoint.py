@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workers.checkpoint import NO_CHECKSUM, Checkpoint, CheckpointBuilder, SourceFile
+from workers.checkpoint import NO_CHECKSUM, Checkpoint, SourceFile
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.errors import GeometryMismatch, IncompleteCheckpoint
 from workers.storage import FolderAddress
 

@@ -29,7 +29,7 @@ LAYERS = [
         "storage",
         "tolerance",
     ],
-    ["checkpoint", "checksums", "dora", "expressions", "nf4", "quantized"],
+    ["checkpoint*", "checksums", "dora", "expressions", "nf4", "quantized"],
     ["file_kinds", "mapping", "pickle*", "safetensors_file", "tokenizer_files", "torch_*", "zip_*"],
     ["layout"],
     ["families", "formats"],

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.dcp_files import write_dcp
-from workers.checkpoint import CheckpointBuilder, SourceFile
+from workers.checkpoint import SourceFile
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.convert import plan_source
 from workers.errors import GeometryMismatch, IncompleteCheckpoint, InvalidOption
 from workers.geometry import uncovered_boxes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workers.checkpoint import Checkpoint, CheckpointBuilder
+from workers.checkpoint import Checkpoint
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.errors import IncompleteCheckpoint
 from workers.formats._format import Listing
 from workers.formats._model_folder import ModelFiles

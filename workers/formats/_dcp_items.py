@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workers.checkpoint import PLAIN, CheckpointBuilder, SourceFile, TensorInfo
+from workers.checkpoint import PLAIN, SourceFile, TensorInfo
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.dtypes import ELEMENT_TYPES, size_bytes
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
 from workers.formats._dcp_archives import read_archives

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import xxhash
 
-from workers.checkpoint import CheckpointBuilder, SourceFile
+from workers.checkpoint import SourceFile
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
 from workers.formats._format import Listing
 from workers.formats._reading import read_ahead

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from workers.checkpoint import CheckpointBuilder, PackedTensor, SourceFile, TensorInfo
+from workers.checkpoint import PackedTensor, SourceFile, TensorInfo
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.dtypes import ELEMENT_TYPES
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
 from workers.formats._nested import leaves, no_plain_tensor, other_weights

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from workers.checkpoint import Checkpoint, CheckpointBuilder
+from workers.checkpoint import Checkpoint
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.errors import AmbiguousSource, IncompleteCheckpoint
 from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._dcp_items import add_tensors

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from workers.checkpoint import Checkpoint, CheckpointBuilder
+from workers.checkpoint import Checkpoint
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.errors import IncompleteCheckpoint
 from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._format import Detection, Format, Listing

@@ -13,7 +13,8 @@ from functools import partial
 
 import xxhash
 
-from workers.checkpoint import Checkpoint, CheckpointBuilder, SourceFile
+from workers.checkpoint import Checkpoint, SourceFile
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.errors import GeometryMismatch
 from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._dcp_safetensors import SHARD

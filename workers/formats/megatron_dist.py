@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from workers.checkpoint import Checkpoint, CheckpointBuilder
+from workers.checkpoint import Checkpoint
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.errors import CorruptFile, IncompleteCheckpoint
 from workers.families.megatron import NAMING
 from workers.formats._checkpoint_of import checkpoint_of

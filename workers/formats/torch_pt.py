@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 
-from workers.checkpoint import Checkpoint, CheckpointBuilder
+from workers.checkpoint import Checkpoint
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.errors import AmbiguousSource, UnknownFormat
 from workers.formats import dcp, hf_bin
 from workers.formats._format import Detection, Format, Listing

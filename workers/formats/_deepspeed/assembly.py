@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
-from workers.checkpoint import CheckpointBuilder, SourceFile
+from workers.checkpoint import SourceFile
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.dtypes import ELEMENT_TYPES
 from workers.errors import GeometryMismatch
 from workers.formats._deepspeed.states import StateFile

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint import CheckpointBuilder, SourceFile
+from workers.checkpoint import SourceFile
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.dtypes import ELEMENT_TYPES
 from workers.errors import GeometryMismatch, UnmappedTensor
 from workers.families.megatron import EXPERT

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from workers.checkpoint import Checkpoint, CheckpointBuilder, SourceFile
+from workers.checkpoint import Checkpoint, SourceFile
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.dtypes import ELEMENT_TYPES
 from workers.errors import GeometryMismatch, IncompleteCheckpoint, UnknownFormat
 from workers.formats._checkpoint_of import checkpoint_of

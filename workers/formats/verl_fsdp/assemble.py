@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint import Checkpoint, CheckpointBuilder, PieceTable, SourceFile
+from workers.checkpoint import Checkpoint, PieceTable, SourceFile
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint
 from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._distributed import Sharding
