@@ -148,7 +148,19 @@ def test_an_adapter_beside_a_model_without_an_index_is_not_taken_for_the_model(t
     for number, name in enumerate(names):
         save_file({f"of_the_model_{number}": values(3)}, tmp_path / name)
     save_file({"base_model.model.a.lora_A.weight": values(3)}, tmp_path / "adapter_model.safetensors")
-    assert set(opened(tmp_path).index) == {f"of_the_model_{number}" for number in range(len(names))}
+    checkpoint = opened(tmp_path)
+    assert set(checkpoint.index) == {f"of_the_model_{number}" for number in range(len(names))}
+    assert "adapter_model.safetensors beside the model is an adapter, and left out" in checkpoint.notes
+
+
+def test_an_adapter_in_a_folder_beside_a_model_is_said_to_be_left_out(tmp_path):
+    (tmp_path / "lora_adapter").mkdir()
+    save_file({"a": values(3)}, tmp_path / "model.safetensors")
+    assert opened(tmp_path).notes == ()
+    save_file({"base_model.model.a.lora_A.weight": values(3)}, tmp_path / "lora_adapter" / "adapter_model.safetensors")
+    assert opened(tmp_path).notes == (
+        "lora_adapter/adapter_model.safetensors beside the model is an adapter, and left out",
+    )
 
 
 def test_an_adapter_alone_is_no_model(tmp_path):

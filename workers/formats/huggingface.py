@@ -7,7 +7,7 @@ Source: transformers ``utils/hub.py`` (``get_checkpoint_shard_files``), safetens
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from workers.checkpoint_builder import CheckpointBuilder
 from workers.errors import GeometryMismatch
 from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._dcp_safetensors import SHARD
-from workers.formats._format import Detection, Format, Listing
+from workers.formats._format import Detection, Format, Listing, join
 from workers.formats._model_folder import find_model_files
 from workers.formats._namings import META, TORCHTUNE, naming_of_keys
 from workers.formats._reading import read_ahead
@@ -29,6 +29,9 @@ from workers.safetensors_file import SafetensorsFile, StoredTensor, open_safeten
 from workers.storage import FileEntry, Folder
 
 NAMING = "huggingface"
+ADAPTER_FOLDER = "lora_adapter"
+"""Where an adapter is kept apart from the model that it belongs to: by verl, and by a conversion."""
+
 SIGNS = "model.safetensors, or model-*-of-*.safetensors and model.safetensors.index.json"
 _Copy = tuple[str, StoredTensor, int]
 """A tensor's name, the tensor, and the number of a file that has it although the index leads to another."""
@@ -45,31 +48,15 @@ def detect(listing: Listing) -> Detection | None:
 
 def open_huggingface(listing: Listing, options: ConvertOptions) -> Checkpoint:
     """Open a model folder by its headers."""
-    return open_safetensors_model(listing, options, find_weights(listing, SAFETENSORS))
+    weights = find_weights(listing, SAFETENSORS)
+    return open_safetensors_model(listing, options, replace(weights, notes=(*weights.notes, *_left_out(listing))))
 
 
-def open_safetensors_model(listing: Listing, options: ConvertOptions, weights: Weights) -> Checkpoint:
-    """Open the given files of a model by their headers."""
-    builder = CheckpointBuilder()
-    notes = list(weights.notes)
-    holders: dict[str, str] = {}
-    copies: list[_Copy] = []
-    with read_ahead(listing.folder, weights.files, partial(_open, listing.folder)) as files:
-        for opened, entry in files:
-            notes += _add(builder, opened, entry, weights.where, (holders, copies))
-    model = find_model_files(listing, {"": True}, options)
-    listed = check_listed(weights.where, holders, model.config)
-    notes += [listed] if listed else []
-    for name, tensor, file in copies:  # behind all others: the index says which is the model's
-        _add_tensor(builder, name, tensor, file)
-    naming = naming_of_keys(holders, listing.folder.address.url)
-    naming = naming if naming in (TORCHTUNE, META) else NAMING
-    return replace(
-        checkpoint_of(listing, builder, model, ("hf", naming)),
-        layout={"files": len(builder.files)},
-        evidence=(weights.evidence, *model.evidence),
-        notes=tuple(notes),
-    )
+def _left_out(listing: Listing) -> Iterator[str]:
+    """A note on adapters beside the model, which are no part of it."""
+    for folder in ("", *(name for name in listing.folders() if name == ADAPTER_FOLDER)):
+        if ADAPTER in listing.files(folder):
+            yield f"{join(folder, ADAPTER)} beside the model is an adapter, and left out"
 
 
 def _open(folder: Folder, entry: FileEntry) -> tuple[SafetensorsFile, FileEntry]:
