@@ -59,6 +59,30 @@ def _left_out(listing: Listing) -> Iterator[str]:
             yield f"{join(folder, ADAPTER)} beside the model is an adapter, and left out"
 
 
+def open_safetensors_model(listing: Listing, options: ConvertOptions, weights: Weights) -> Checkpoint:
+    """Open the given files of a model by their headers."""
+    builder = CheckpointBuilder()
+    notes = list(weights.notes)
+    holders: dict[str, str] = {}
+    copies: list[_Copy] = []
+    with read_ahead(listing.folder, weights.files, partial(_open, listing.folder)) as files:
+        for opened, entry in files:
+            notes += _add(builder, opened, entry, weights.where, (holders, copies))
+    model = find_model_files(listing, {"": True}, options)
+    listed = check_listed(weights.where, holders, model.config)
+    notes += [listed] if listed else []
+    for name, tensor, file in copies:  # behind all others: the index says which is the model's
+        _add_tensor(builder, name, tensor, file)
+    naming = naming_of_keys(holders, listing.folder.address.url)
+    naming = naming if naming in (TORCHTUNE, META) else NAMING
+    return replace(
+        checkpoint_of(listing, builder, model, ("hf", naming)),
+        layout={"files": len(builder.files)},
+        evidence=(weights.evidence, *model.evidence),
+        notes=tuple(notes),
+    )
+
+
 def _open(folder: Folder, entry: FileEntry) -> tuple[SafetensorsFile, FileEntry]:
     return open_safetensors(folder, entry.path, entry.size_bytes), entry
 
