@@ -281,10 +281,76 @@ def _megatron_mlp(layer: Tensors, config: Any) -> Tensors:
     return made
 
 
+def megatron_vision(tensors: Tensors, config: Any) -> Tensors:
+    """Qwen's vision-language models as mbridge and Megatron-Bridge build them of Megatron-Core's layers.
+
+    Sources: mbridge ``models/qwen3_vl/base_bridge.py`` and ``models/qwen2_5_vl`` (``_weight_to_mcore_format``).
+    """
+    inner = "model.language_model." if config.model_type.startswith("qwen3") else "model."
+    text = {name.replace(inner, "model.", 1): values for name, values in tensors.items() if "visual." not in name}
+    for name in [name for name in text if name.endswith("mlp.experts.gate_up_proj")]:
+        text |= _apart(text, name.removesuffix("gate_up_proj"), config.text_config.hidden_size)
+    made = {f"language_model.{name}": values for name, values in megatron(text, config.text_config).items()}
+    tower = {name.partition("visual.")[2]: values for name, values in tensors.items() if "visual." in name}
+    return made | {f"vision_model.{name}": values for name, values in _tower(tower, config.vision_config).items()}
+
+
+def _apart(text: Tensors, at: str, hidden: int) -> Tensors:
+    """Experts one by one, each matrix with the hidden size where a linear layer has it."""
+    both, down = text.pop(f"{at}gate_up_proj"), text.pop(f"{at}down_proj")
+    both = both if both.shape[2] == hidden else both.transpose(1, 2)
+    down = down if down.shape[1] == hidden else down.transpose(1, 2)
+    made = {}
+    for number in range(both.shape[0]):
+        made[f"{at}{number}.gate_proj.weight"], made[f"{at}{number}.up_proj.weight"] = both[number].chunk(2)
+        made[f"{at}{number}.down_proj.weight"] = down[number]
+    return made
+
+
+TOWER_ENDS = {
+    "merger.ln_q.weight": "decoder.final_layernorm.weight",
+    "merger.mlp.0.weight": "projection.encoder.linear_fc1.weight",
+    "merger.mlp.0.bias": "projection.encoder.linear_fc1.bias",
+    "merger.mlp.2.weight": "projection.encoder.linear_fc2.weight",
+    "merger.mlp.2.bias": "projection.encoder.linear_fc2.bias",
+    "merger.norm.weight": "merger.patch_norm.weight",
+    "merger.norm.bias": "merger.patch_norm.bias",
+}
+TOWER_BLOCK = {
+    "attn.proj": "self_attention.linear_proj.",
+    "norm1": "self_attention.linear_qkv.layer_norm_",
+    "norm2": "mlp.linear_fc1.layer_norm_",
+    "mlp.linear_fc1": "mlp.linear_fc1.",
+    "mlp.linear_fc2": "mlp.linear_fc2.",
+    "mlp.down_proj": "mlp.linear_fc2.",
+}
+
+
+def _tower(tower: Tensors, config: Any) -> Tensors:
+    made = {}
+    for name, values in tower.items():
+        if found := re.fullmatch(r"deepstack_merger_list\.(\d+)\.(\w+)\.(\w+)", name):
+            module = found[2].replace("norm", "patch_norm")
+            made[f"decoder.deepstack_merger_list.{found[1]}.{module}.{found[3]}"] = values
+        elif not (block := re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)):
+            made[TOWER_ENDS.get(name, name)] = values
+        elif block[2] == "attn.qkv":
+            heads = [part.chunk(config.num_heads) for part in values.chunk(3)]
+            rows = torch.cat([heads[kind][head] for head in range(config.num_heads) for kind in range(3)])
+            made[f"decoder.layers.{block[1]}.self_attention.linear_qkv.{block[3]}"] = rows
+        elif block[2] == "mlp.gate_proj":
+            up = tower[name.replace("gate_proj", "up_proj")]
+            made[f"decoder.layers.{block[1]}.mlp.linear_fc1.{block[3]}"] = torch.cat([values, up])
+        elif block[2] != "mlp.up_proj":
+            made[f"decoder.layers.{block[1]}.{TOWER_BLOCK[block[2]]}{block[3]}"] = values
+    return made
+
+
 WRITERS: dict[str, Callable[[Tensors, Any], Tensors]] = {
     "torchtune": torchtune,
     "meta": meta,
     "torchtitan": torchtitan,
     "megatron": megatron,
+    "megatron-vision": megatron_vision,
     "hub": lambda tensors, _: dict(tensors),
 }

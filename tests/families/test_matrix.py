@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.families import test_logits as logits
+from tests.families import test_megatron_vision as megatron_vision
 from workers.families import all_tables
 from workers.families.registry import ANY_MODEL, HUB_LIKE
 
@@ -39,7 +40,7 @@ SAME_MODULES = {
 LOGITS = {
     *((kind, "torchtune") for kind in logits.TUNE),
     *((kind, "torchtitan") for kind in logits.TITAN),
-    *((kind, "megatron") for kind in logits.MEGATRON),
+    *((kind, "megatron") for kind in (*logits.MEGATRON, *megatron_vision.KINDS)),
     ("llama", "meta"),
 }
 

@@ -37,19 +37,26 @@ _EXPERTS = Count(
     "experts",
 )
 
-_ENDS = (
-    Rule(("embedding.word_embeddings.weight",), ("model.embed_tokens.weight",), (CutRows("vocab_size"),)),
-    rename("decoder.final_layernorm.weight", "model.norm.weight"),
-    Rule(("output_layer.weight",), ("lm_head.weight",), (CutRows("vocab_size", or_single=True),)),
-)
+
+def ends(left: str = "", right: str = "model.") -> tuple[Rule, ...]:
+    """Rules for the embedding, the last norm and the head of a language model below these prefixes."""
+    return (
+        Rule((f"{left}embedding.word_embeddings.weight",), (f"{right}embed_tokens.weight",), (CutRows("vocab_size"),)),
+        rename(f"{left}decoder.final_layernorm.weight", f"{right}norm.weight"),
+        Rule((f"{left}output_layer.weight",), ("lm_head.weight",), (CutRows("vocab_size", or_single=True),)),
+    )
 
 
-def _glu(left: str, names: tuple[str, str, str]) -> tuple[Rule, ...]:
+def glu(left: str, names: tuple[str, str, str], leaves: tuple[str, ...] = ("weight",)) -> tuple[Rule, ...]:
     """Rules for a gated MLP: ``left.linear_fc1`` and ``left.linear_fc2``."""
     gate, up, down = names
-    return (
-        Rule((f"{left}.linear_fc1.weight",), (f"{gate}.weight", f"{up}.weight"), (Split(0, 2),)),
-        rename(f"{left}.linear_fc2.weight", f"{down}.weight"),
+    return tuple(
+        rule
+        for leaf in leaves
+        for rule in (
+            Rule((f"{left}.linear_fc1.{leaf}",), (f"{gate}.{leaf}", f"{up}.{leaf}"), (Split(0, 2),)),
+            rename(f"{left}.linear_fc2.{leaf}", f"{down}.{leaf}"),
+        )
     )
 
 
@@ -66,38 +73,38 @@ _QUERY_KEY_VALUE = tuple(
     )
     for leaf in ("weight", "bias")
 )
-_ATTENTION = (
+ATTENTION = (
     *_QUERY_KEY_VALUE,
     rename("self_attention.linear_proj.weight", "self_attn.o_proj.weight"),
     rename("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
     rename("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
 )
-_BEFORE_ATTENTION = (
+BEFORE_ATTENTION = (
     rename("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
     rename("input_layernorm.weight", "input_layernorm.weight"),
 )
-_BEFORE_MLP = (
+BEFORE_MLP = (
     rename("mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight"),
     rename("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
 )
-_MLP = _glu("mlp", _below("mlp"))
-_DENSE = (*_BEFORE_ATTENTION, *_ATTENTION, *_BEFORE_MLP, *_MLP)
+_MLP = glu("mlp", _below("mlp"))
+DENSE = (*BEFORE_ATTENTION, *ATTENTION, *BEFORE_MLP, *_MLP)
 
 
 def _mixture(gate: str, experts: str, names: tuple[str, str, str] = LLAMA_NAMES) -> tuple[Rule, ...]:
     """Rules for the router, the experts and the norm before them; ``gate`` is the router on the right side."""
     return (
-        replace(_BEFORE_MLP[1], back_beside=f"{gate}.weight"),
+        replace(BEFORE_MLP[1], back_beside=f"{gate}.weight"),
         rename("mlp.router.weight", f"{gate}.weight"),
         rename("mlp.router.expert_bias", f"{gate}.e_score_correction_bias"),
-        *_glu(EXPERT, _below(f"{experts}.{{expert}}", names)),
+        *glu(EXPERT, _below(f"{experts}.{{expert}}", names)),
     )
 
 
 _QWEN_MIXTURE = _mixture("mlp.gate", "mlp.experts")
-_SHARED = _glu("mlp.shared_experts", _below("mlp.shared_experts"))
+_SHARED = glu("mlp.shared_experts", _below("mlp.shared_experts"))
 _SHARED_WITH_GATE = (
-    *_glu("mlp.shared_experts", _below("mlp.shared_expert")),
+    *glu("mlp.shared_experts", _below("mlp.shared_expert")),
     rename("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"),
 )
 # No rows change places: Megatron-Core takes DeepSeek's rotary order as it is.
@@ -123,8 +130,8 @@ _LATENT_ATTENTION = (
     rename("self_attention.linear_proj.weight", "self_attn.o_proj.weight"),
 )
 _GEMMA = (
-    *_BEFORE_ATTENTION,
-    *_ATTENTION,
+    *BEFORE_ATTENTION,
+    *ATTENTION,
     rename("self_attention.linear_proj.post_layernorm.weight", "post_attention_layernorm.weight"),
     rename("mlp.linear_fc1.layer_norm_weight", "pre_feedforward_layernorm.weight"),
     rename("pre_mlp_layernorm.weight", "pre_feedforward_layernorm.weight"),
@@ -132,9 +139,9 @@ _GEMMA = (
     *_MLP,
 )
 _GLM4 = (
-    *_BEFORE_ATTENTION,
-    *_ATTENTION,
-    *_BEFORE_MLP,
+    *BEFORE_ATTENTION,
+    *ATTENTION,
+    *BEFORE_MLP,
     rename("post_self_attn_layernorm.weight", "post_self_attn_layernorm.weight"),
     rename("post_mlp_layernorm.weight", "post_mlp_layernorm.weight"),
     rename("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight"),
@@ -142,12 +149,12 @@ _GLM4 = (
 )
 # The hub has the experts stacked and transposed, gate and up in turns on the last dimension.
 _GPT_OSS = (
-    *_BEFORE_ATTENTION,
-    *_ATTENTION,
+    *BEFORE_ATTENTION,
+    *ATTENTION,
     rename("self_attention.linear_proj.bias", "self_attn.o_proj.bias"),
     rename("self_attention.core_attention.softmax_offset", "self_attn.sinks"),
-    replace(_BEFORE_MLP[1], back_beside="mlp.router.weight"),
-    _BEFORE_MLP[0],
+    replace(BEFORE_MLP[1], back_beside="mlp.router.weight"),
+    BEFORE_MLP[0],
     rename("mlp.router.weight", "mlp.router.weight"),
     rename("mlp.router.bias", "mlp.router.bias"),
     Rule(
@@ -161,7 +168,7 @@ _GPT_OSS = (
 )
 
 
-def _placed(rules: Iterable[Rule], left: str, right: str) -> tuple[Rule, ...]:
+def placed(rules: Iterable[Rule], left: str, right: str) -> tuple[Rule, ...]:
     """The rules of a layer for layers that stand below these prefixes."""
     return tuple(
         replace(
@@ -180,26 +187,26 @@ def _next_token(layer: tuple[Rule, ...]) -> tuple[Rule, ...]:
         *(rename(f"{name}.weight", f"{name}.weight") for name in ("enorm", "hnorm", "eh_proj")),
         rename("final_layernorm.weight", "shared_head.norm.weight"),
     )
-    inner = (rule for name in _NEXT_INNER for rule in _placed(layer, _NEXT_LEFT + name, _NEXT_RIGHT))
-    return (*_placed(own, _NEXT_LEFT, _NEXT_RIGHT), *inner)
+    inner = (rule for name in _NEXT_INNER for rule in placed(layer, _NEXT_LEFT + name, _NEXT_RIGHT))
+    return (*placed(own, _NEXT_LEFT, _NEXT_RIGHT), *inner)
 
 
 def _table(
     name: str, model_types: tuple[str, ...], layer: tuple[Rule, ...], *, experts: bool = False, mtp: bool = False
 ) -> Table:
     # Layers after the model's own come first: to them the pattern of any layer would fit as well.
-    rules = (*(_next_token(layer) if mtp else ()), *_ENDS, *_placed(layer, _LEFT, _RIGHT))
+    rules = (*(_next_token(layer) if mtp else ()), *ends(), *placed(layer, _LEFT, _RIGHT))
     counts = (_LAYERS, _EXPERTS) if experts else (_LAYERS,)
     return Table(name, model_types, rules, NAMING, counts=counts, inside=False)
 
 
 _MIXTRAL = (
-    *_BEFORE_ATTENTION,
-    *_ATTENTION,
+    *BEFORE_ATTENTION,
+    *ATTENTION,
     *_mixture("block_sparse_moe.gate", "block_sparse_moe.experts", MIXTRAL_NAMES),
-    _BEFORE_MLP[0],
+    BEFORE_MLP[0],
 )
-_QWEN3_MOE = (*_BEFORE_ATTENTION, *_ATTENTION, *_QWEN_MIXTURE, *_BEFORE_MLP[:1], *_MLP)
+_QWEN3_MOE = (*BEFORE_ATTENTION, *ATTENTION, *_QWEN_MIXTURE, *BEFORE_MLP[:1], *_MLP)
 
 _VERL_LAYER = (
     *(
@@ -231,8 +238,18 @@ _STORED = (
         "megatron_stacked_layers",
         (ANY_MODEL,),
         (
-            rename("decoder.layers.{layer}.{rest}", "decoder.layers.{layer}.{rest}"),
-            Rule(("decoder.layers.{rest}",), ("decoder.layers.{layer}.{rest}",), (Unstack(0),)),
+            *(
+                rule
+                for part in ("", "language_model.", "vision_model.")
+                for rule in (
+                    rename(f"{part}decoder.layers.{{layer}}.{{rest}}", f"{part}decoder.layers.{{layer}}.{{rest}}"),
+                    Rule(
+                        (f"{part}decoder.layers.{{rest}}",),
+                        (f"{part}decoder.layers.{{layer}}.{{rest}}",),
+                        (Unstack(0),),
+                    ),
+                )
+            ),
         ),
         NAMING,
     ),
@@ -249,10 +266,13 @@ _STORED = (
         "megatron_gate_and_up",
         (ANY_MODEL,),
         (
-            Rule(
-                ("{module}.linear_fc1.weight_w", "{module}.linear_fc1.weight_v"),
-                ("{module}.linear_fc1.weight",),
-                (Concatenate(0, 2),),
+            *(
+                Rule(
+                    (f"{{module}}.linear_fc1.{leaf}_w", f"{{module}}.linear_fc1.{leaf}_v"),
+                    (f"{{module}}.linear_fc1.{leaf}",),
+                    (Concatenate(0, 2),),
+                )
+                for leaf in ("weight", "bias")
             ),
         ),
         NAMING,
@@ -261,14 +281,14 @@ _STORED = (
 
 TABLES = (
     *_STORED,
-    _table("megatron_llama", ("llama", "mistral", "qwen2", "qwen3", "gemma"), _DENSE),
+    _table("megatron_llama", ("llama", "mistral", "qwen2", "qwen3", "gemma"), DENSE),
     _table("megatron_mixtral", ("mixtral",), _MIXTRAL, experts=True),
     _table("megatron_qwen2_moe", ("qwen2_moe",), (*_QWEN3_MOE, *_SHARED_WITH_GATE), experts=True),
     _table("megatron_qwen3_moe", ("qwen3_moe",), _QWEN3_MOE, experts=True),
     _table(
         "megatron_deepseek",
         ("deepseek_v2", "deepseek_v3", "kimi_k2"),
-        (*_LATENT_ATTENTION, *_QWEN_MIXTURE, *_SHARED, *_BEFORE_MLP[:1], *_MLP),
+        (*_LATENT_ATTENTION, *_QWEN_MIXTURE, *_SHARED, *BEFORE_MLP[:1], *_MLP),
         experts=True,
         mtp=True,
     ),
@@ -279,7 +299,7 @@ TABLES = (
     Table(
         "verl_megatron",
         ("llama", "qwen2"),
-        (*_VERL_ENDS, *_placed(_VERL_LAYER, _RIGHT, _RIGHT)),
+        (*_VERL_ENDS, *placed(_VERL_LAYER, _RIGHT, _RIGHT)),
         VERL_NAMING,
         counts=(Count("model.layers.{layer}.{rest}", "layer", ("num_hidden_layers",), "layers"),),
         inside=False,

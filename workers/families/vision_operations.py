@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from workers.errors import GeometryMismatch
-from workers.expressions import Concatenate, Expression, Reshape, Select, Slice, Stack, Zeros
+from workers.expressions import Concatenate, Expression, Reshape, Select, Slice, Stack, Transpose, Zeros
 from workers.families.operations import Facts, Group, Operation
 
 _WRONG_CONFIG = "The config belongs to another model: name the right one with the option config_dir."
@@ -218,3 +218,80 @@ class RatiosToTiles:
     @property
     def inverse(self) -> Operation:
         return TilesToRatios()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsToParts:
+    """Rows in groups by attention head, [query, key, value] each, become all queries, all keys, all values.
+
+    For towers whose q, k and v are one matrix on either side; ``heads`` is the key of their number in the config.
+    """
+
+    heads: str
+
+    def apply(self, group: Group, facts: Facts) -> Group:
+        return _exchanged(group, facts.size(self.heads), heads_first=True)
+
+    @property
+    def inverse(self) -> Operation:
+        return PartsToHeads(self.heads)
+
+
+@dataclass(frozen=True, slots=True)
+class PartsToHeads:
+    """The inverse of ``HeadsToParts``: the query, key and value of each head come together."""
+
+    heads: str
+
+    def apply(self, group: Group, facts: Facts) -> Group:
+        return _exchanged(group, facts.size(self.heads), heads_first=False)
+
+    @property
+    def inverse(self) -> Operation:
+        return HeadsToParts(self.heads)
+
+
+def _exchanged(group: Group, heads: int, *, heads_first: bool) -> Group:
+    def exchanged(entry: Expression) -> Expression:
+        shape = entry.shape
+        if not shape or heads < 1 or shape[0] % (3 * heads):
+            raise GeometryMismatch(
+                f"config.json tells {heads} heads of the vision tower, but the tensor of queries, keys and values has "
+                f"shape {list(shape)}",
+                expected=f"a multiple of {3 * heads} rows",
+                found=str(list(shape)),
+                hint=_WRONG_CONFIG,
+            )
+        apart = (heads, 3) if heads_first else (3, heads)
+        parts = Reshape(entry, (*apart, shape[0] // (3 * heads), *shape[1:]))
+        return Reshape(Transpose(parts, 0, 1), shape)
+
+    return tuple(tuple(map(exchanged, column)) for column in group)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectShape:
+    """Nothing changes, but each dimension must be the product of sizes of the config; of none, it may be any."""
+
+    keys: tuple[tuple[str, ...], ...]
+
+    def apply(self, group: Group, facts: Facts) -> Group:
+        wanted = [prod(map(facts.size, keys)) if keys else None for keys in self.keys]
+        for entry in (entry for column in group for entry in column):
+            if len(entry.shape) != len(wanted) or any(
+                size not in (None, found) for size, found in zip(wanted, entry.shape, strict=True)
+            ):
+                told = " x ".join("any" if size is None else str(size) for size in wanted)
+                names = ", ".join(dict.fromkeys(key for keys in self.keys for key in keys))
+                raise GeometryMismatch(
+                    f"config.json tells a shape of {told} ({names}), but the tensor has shape {list(entry.shape)}",
+                    expected=told,
+                    found=str(list(entry.shape)),
+                    hint=f"{_WRONG_CONFIG} Or only the part of one tensor-parallel rank was saved: then save again "
+                    "without tensor parallelism, or as a Hugging Face model.",
+                )
+        return group
+
+    @property
+    def inverse(self) -> Operation:
+        return self

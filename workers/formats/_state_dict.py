@@ -142,7 +142,7 @@ def naming_of(names: Iterable[str], options: ConvertOptions) -> str:
     if options.source_naming is not None:
         return options.source_naming
     names = set(names)
-    if "embedding.word_embeddings.weight" in names:
+    if names & {"embedding.word_embeddings.weight", "language_model.embedding.word_embeddings.weight"}:
         return MEGATRON
     is_torchtitan = "tok_embeddings.weight" in names and any(map(TORCHTITAN.fullmatch, names))
     # torchtitan calls its output head as the hub does since 0.3; every other name of the hub's is foreign to it.

@@ -36,7 +36,9 @@ _NO_WEIGHT = re.compile(
     re.VERBOSE,
 )
 # What wrappers of the model put before the names of its modules.
-_WRAPPER = re.compile(r"^(?:(?:model|module)\.)+(?=(?:embedding|decoder|output_layer|mtp)\.)")
+_WRAPPER = re.compile(
+    r"^(?:(?:model|module)\.)+(?=(?:embedding|decoder|output_layer|mtp|language_model|vision_model|visual)\.)"
+)
 
 
 def detect(listing: Listing) -> Detection | None:
@@ -129,7 +131,7 @@ def _no_weights(listing: Listing, folder: MegatronFolder) -> IncompleteCheckpoin
 
 
 def _layers(names: Mapping[str, str]) -> str:
-    numbered = any(re.match(r"decoder\.layers\.\d+\.", name) for name in names.values())
+    numbered = any(re.match(r"(language_model\.)?decoder\.layers\.\d+\.", name) for name in names.values())
     return "one by one" if numbered else "stacked"
 
 

@@ -223,7 +223,7 @@ def _unknown(name: str) -> UnmappedTensor:
     return UnmappedTensor(
         f"tensor {name} is none that unshard knows of Megatron's language models, so it is not known how ranks cut it",
         tensor=name,
-        expected="a parameter of Megatron-Core's GPTModel",
+        expected="a parameter of Megatron-Core's GPTModel, without a vision tower",
         found=name,
         hint="Save the model as a distributed checkpoint (torch_dist), which holds tensors whole, and convert that.",
     )

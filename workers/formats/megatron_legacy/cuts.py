@@ -69,6 +69,10 @@ _CUTS = {
 }
 """By module and parameter; norms are known by their names' ends."""
 
+_PARTS = ("language_model.", "vision_model.", "visual.")
+"""What models with a vision tower are made of. Their towers' ``linear_fc1`` may have a gate or none, and the numbers
+of layers on a rank are those of two stacks: rank files of them are not put together."""
+
 _NORMS = ("norm.weight", "norm.bias", ".layer_norm_weight", ".layer_norm_bias")
 _HEADS = ("output_layer.weight", "lm_head.weight")
 _LATENT_ROWS = {"linear_q_down_proj": ("q_lora_rank",), "linear_kv_down_proj": ("kv_lora_rank", "qk_rope_head_dim")}
@@ -95,6 +99,8 @@ def cut_of(name: str, shape: Shape, *, gated: bool = True) -> Cut | None:
 
     ``gated`` says whether the first matrix of an MLP is a gate above what it scales, as in all of Llama's line.
     """
+    if name.startswith(_PARTS):
+        return None
     if name in _HEADS and shape[:1] == (1,):
         return Cut.WHOLE  # the head of a value model
     parts = name.rsplit(".", 2)
