@@ -274,6 +274,7 @@ class _Conversion:
             staging=self.destination.staging,
             memory_bytes=self.plan.options.memory_bytes,
             worker_bytes=self.plan.worker_bytes,
+            fetched_bytes=self.plan.fetched_bytes,
             collection=collection,
             before_file=self.destination.keep,
             file_finished=lambda file, etag: self._file_finished(collection, file, etag),

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from workers.checkpoint import Checkpoint
 from workers.checks import ReplicaPair, doubtful_replicas
 from workers.dtypes import ELEMENT_TYPES, size_bytes
@@ -76,6 +78,16 @@ class Plan:
     def worker_bytes(self) -> int:
         """What a worker holds at most while it makes a part block by block."""
         return self.largest_unit_bytes * WORKING_COPIES
+
+    @property
+    def fetched_bytes(self) -> int:
+        """What is read at most for one part, in bytes: a worker holds it all when the source is remote."""
+        parts = self.layout.parts
+        if not len(parts):
+            return 0
+        of_element = np.array([_input_bytes(target.expression) for target in self.targets], dtype=np.int64)
+        read = (parts.end - parts.begin) * of_element[parts.target]
+        return int(np.add.reduceat(read, parts.first_segment[:-1]).max())
 
     def summary(self) -> dict[str, Any]:
         """What a person or a program wants to know of the plan, as JSON values."""
@@ -281,6 +293,11 @@ def _unit_bytes(target: Target) -> int:
     widths = [ELEMENT_TYPES[node.dtype].size_bytes for node in _nodes(expression)]
     inputs = inputs_per_element(expression) * max(widths[1:], default=0)
     return min(step_elements(expression, BLOCK_BYTES), _elements(target)) * max(widths[0], inputs)
+
+
+def _input_bytes(expression: Expression) -> int:
+    """Bytes that are read for an element, counted in the widest elements on its way."""
+    return inputs_per_element(expression) * max(ELEMENT_TYPES[node.dtype].size_bytes for node in _nodes(expression))
 
 
 def _nodes(expression: Expression) -> Iterator[Expression]:

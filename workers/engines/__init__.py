@@ -30,6 +30,8 @@ class Work:
     """Budget for parts under way, the uploaders' buffers included."""
     worker_bytes: int
     """What one worker holds at most while it makes a part block by block."""
+    fetched_bytes: int
+    """What is read at most for one part; of a remote source a worker holds all of it beside that."""
     collection: Collection
     before_file: Callable[[], None]
     """Called before each file is begun; raises when this attempt has lost the destination."""

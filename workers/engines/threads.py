@@ -14,6 +14,9 @@ from workers.merge import Merger
 from workers.storage import Folder, open_folder
 
 MOST_WORKERS = 16
+FETCHED_PART = 4
+"""One part in so many of the memory may be held by what workers have fetched: uploads need the rest."""
+
 OPEN_STREAMS = 3
 """Uploads at a time: while one waits for the store's last answer, the next ones go on."""
 
@@ -29,11 +32,13 @@ class ThreadsEngine:
     def run(self, work: Work) -> None:
         """See ``Engine.run``."""
         source, staging = open_folder(work.source), open_folder(work.staging)
+        fetched = 0 if source.is_local else work.fetched_bytes
         try:
             if staging.is_local:
-                _LocalRun(work, source, staging).run(self._count(work, work.worker_bytes))
+                _LocalRun(work, source, staging).run(self._count(work, work.worker_bytes + fetched))
             else:
-                _StreamRun(work, source, staging).run(self._count(work, _largest_part(work)))
+                workers = self._count(work, max(_largest_part(work), FETCHED_PART * fetched))
+                _StreamRun(work, source, staging, fetched * workers).run(workers)
         finally:
             source.close()
             staging.close()
@@ -215,13 +220,13 @@ class _CancellablePart(PartSink):
 class _StreamRun(_Run):
     """Finished parts wait in a window until the upload of their file takes them."""
 
-    def __init__(self, work: Work, source: Folder, staging: Folder) -> None:
+    def __init__(self, work: Work, source: Folder, staging: Folder, fetched_bytes: int) -> None:
         super().__init__(work, source)
         self._staging = staging
         largest_file = max((work.files[number].size_bytes for number in work.pending), default=0)
         uploader = staging.stream_window_bytes(largest_file)
         self._streams = max(1, min(OPEN_STREAMS, work.memory_bytes // 2 // max(1, uploader)))
-        self._window = Window(max(_largest_part(work), work.memory_bytes - self._streams * uploader))
+        self._window = Window(max(_largest_part(work), work.memory_bytes - self._streams * uploader - fetched_bytes))
         self._open_slots = threading.Semaphore(self._streams)
         self._outputs: dict[int, StreamOutput] = {}
         self._uploads: list[threading.Thread] = []
