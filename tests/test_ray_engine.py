@@ -21,7 +21,7 @@ from workers.convert import run_plan
 from workers.engines.ray_engine import RayEngine
 from workers.engines.ray_pool import PoolOptions
 from workers.engines.threads import ThreadsEngine
-from workers.errors import Cancelled, CorruptFile, InsufficientResources, InvalidOption
+from workers.errors import Cancelled, CorruptFile, InsufficientResources, InvalidOption, StorageError
 from workers.events import Event, Progress, Retried
 from workers.expressions import Source
 from workers.mapping import Target
@@ -118,7 +118,7 @@ def test_a_killed_actor_costs_its_parts_and_nothing_else(
 def test_a_part_that_kills_its_workers_is_named(
     engine: RayEngine, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.engines.ray_engine.MOST_ATTEMPTS", 1)
+    monkeypatch.setattr("workers.engines.ray_run.MOST_ATTEMPTS", 1)
     victims = workers_of(engine, "merger")
 
     def kill_all(event: Event) -> None:
@@ -164,7 +164,7 @@ def test_a_window_of_few_parts_is_given_back_whole(
     engine: RayEngine, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.plan.part_size", lambda _: 256)
-    monkeypatch.setattr("workers.engines.ray_engine._RayRun._window_bytes", lambda _: 600)
+    monkeypatch.setattr("workers.engines.ray_run.RayRun._window_bytes", lambda _: 600)
     checkpoint = write_source(tmp_path / "source", random_tensors(3, count=60), 3)
     small = identity_plan(checkpoint, ConvertOptions(max_shard_size="400"))
     assert len(small.layout.files) > 20
@@ -190,6 +190,23 @@ def test_two_jobs_share_the_actors(engine: RayEngine, plan: Plan, tmp_path: Path
     assert not problems
     for number in range(2):
         assert read_model(str(tmp_path / f"model-{number}")) == expected(random_tensors(21, count=24))
+
+
+def test_a_node_that_sees_the_destination_is_believed_and_one_that_hangs_is_named(
+    engine: RayEngine, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine._pool.mergers[0], "node", "far-node")
+    run_plan(plan, str(tmp_path / "seen"), engine=engine)
+    monkeypatch.setattr("workers.engines.ray_shared.TIMEOUT_S", 1.0)
+    process = workers_of(engine, "merger")[0]
+    os.kill(process, signal.SIGSTOP)
+    try:
+        with pytest.raises(StorageError, match="far-node did not say within 1 s whether it sees"):
+            run_plan(plan, str(tmp_path / "model"), engine=engine)
+    finally:
+        os.kill(process, signal.SIGCONT)
+    assert not (tmp_path / "model").exists()
+    assert not list(tmp_path.rglob(".unshard-nonce"))
 
 
 def test_the_engine_says_what_its_workers_are(engine: RayEngine) -> None:
@@ -264,7 +281,7 @@ def test_a_worker_without_memory_is_told_as_what_is_missing(
 ) -> None:
     huge = plan.recipe.parts.length.copy()
     huge[:] = 1 << 62
-    monkeypatch.setattr("workers.engines.ray_engine._RayRun._window_bytes", lambda _: 1 << 63)
+    monkeypatch.setattr("workers.engines.ray_run.RayRun._window_bytes", lambda _: 1 << 63)
     url = f"memory://{tmp_path.name}/model"
     object.__setattr__(plan.layout.parts, "length", huge)
     with pytest.raises(InsufficientResources, match="ran out of memory") as caught:

@@ -15,8 +15,9 @@ import ray
 from tests.synthetic import identity_plan, random_tensors, write_source
 from workers.convert import run_plan
 from workers.engines.ray_actors import MergerActor
-from workers.engines.ray_engine import MOST_ATTEMPTS, RayEngine
+from workers.engines.ray_engine import RayEngine
 from workers.engines.ray_pool import PoolOptions
+from workers.engines.ray_run import MOST_ATTEMPTS
 from workers.errors import InsufficientResources
 from workers.events import Event, Retried
 from workers.options import ConvertOptions
