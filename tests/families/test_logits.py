@@ -168,6 +168,25 @@ def test_meta(ranks, tmp_path):
     assert_same_logits(source, model, llama_version="2")
 
 
+@pytest.mark.parametrize("window", [None, 4, "4"])
+def test_mistrals_own_files(window, tmp_path):
+    """Heads are larger than the hidden size tells, and a window decides what a token sees."""
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    told = window and int(window)
+    model = model_of("mistral", rms_norm_eps=1e-5, rope_parameters=rope, sliding_window=told)
+    source = tmp_path / "run"
+    source.mkdir()
+    torch.save(WRITERS["meta"](hub_tensors(model, tmp_path), model.config), source / "consolidated.00.pth")
+    params = {"dim": 16, "n_layers": 2, "head_dim": 8, "hidden_dim": 24, "n_heads": 4, "n_kv_heads": 2}
+    params |= {"norm_eps": 1e-5, "vocab_size": 64, "rope_theta": 1e6, "sliding_window": window, "moe": None}
+    (source / "params.json").write_text(json.dumps(params))
+    assert_same_logits(source, model)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["model_type"] == "mistral"
+    assert config["sliding_window"] == told
+    assert config["max_position_embeddings"] == 32768
+
+
 @pytest.mark.parametrize("kind", TITAN)
 def test_torchtitan(kind, tmp_path):
     model = model_of(kind)

@@ -42,6 +42,7 @@ LOGITS = {
     *((kind, "torchtitan") for kind in logits.TITAN),
     *((kind, "megatron") for kind in (*logits.MEGATRON, *megatron_vision.KINDS)),
     ("llama", "meta"),
+    ("mistral", "meta"),
 }
 
 

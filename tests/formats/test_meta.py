@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.formats.evaluator import Evaluator
-from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint, InvalidOption
+from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint, InvalidOption, UnknownFormat
 from workers.formats import open_checkpoint
 from workers.formats._meta_config import Params, feed_forward_width
 from workers.options import ConvertOptions
@@ -225,3 +225,32 @@ def test_a_version_that_is_none_is_refused(tmp_path):
 )
 def test_the_width_of_the_mlp_is_that_of_the_releases(params, hidden, width):
     assert feed_forward_width(Params(params), int(8 * hidden / 3)) == width
+
+
+MISTRAL = {"head_dim": 4, "hidden_dim": 8, "vocab_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "kind", "words"),
+    [
+        ({"moe": {"num_experts": 8}}, {}, UnknownFormat, "says moe, and how config.json says that is not known"),
+        ({"vision_encoder": {}, "yarn": {"factor": 2}}, {}, UnknownFormat, "says vision_encoder, yarn, and how"),
+        ({"sliding_window": [4, None]}, {}, CorruptFile, r"sliding_window = \[4, None\], which is no positive"),
+        ({"max_seq_len": 0}, {}, CorruptFile, "max_seq_len = 0, which is no positive whole number"),
+        ({}, {"llama_version": "2"}, InvalidOption, "llama_version says 2, but params.json is one of Mistral's"),
+    ],
+)
+def test_params_of_mistrals_that_say_more_are_refused(more, options, kind, words, tmp_path):
+    model = Model()
+    save(tmp_path, model.parts(1), model.params | MISTRAL | more)
+    with pytest.raises(kind, match=words):
+        opened(tmp_path, **options)
+
+
+def test_params_of_mistrals_make_their_own_config(tmp_path):
+    model = Model()
+    save(tmp_path, model.parts(1), model.params | MISTRAL | {"max_seq_len": 1024})
+    checkpoint = opened(tmp_path)
+    assert checkpoint.config["architectures"] == ["MistralForCausalLM"]
+    assert checkpoint.config["max_position_embeddings"] == 1024
+    assert not any("assumed" in note for note in checkpoint.notes)

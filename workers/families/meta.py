@@ -1,8 +1,8 @@
-"""Meta's own names of Llama models, as consolidated.NN.pth has them.
+"""Meta's own names of Llama models, as consolidated.NN.pth has them; Mistral's files have the same.
 
 The rows of q and k are in pairs, as in torchtune. Models with a vision tower have tables of their own.
 Sources: llama-models ``models/llama3/model.py``, ``models/checkpoint.py``; transformers
-``convert_llama_weights_to_hf.py``.
+``convert_llama_weights_to_hf.py``, ``convert_mistral_weights_to_hf.py``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ REQUIRED_LAYER = tuple(
 TABLES = (
     Table(
         "meta_llama",
-        ("llama",),
+        ("llama", "mistral"),
         (
             *ROTARY,
             rename("tok_embeddings.weight", "model.embed_tokens.weight"),

@@ -16,6 +16,7 @@ from workers.checkpoint import Checkpoint
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint, InvalidOption
 from workers.formats._format import Listing
 from workers.formats._meta_tokenizer import Tokenizer, meta_tokenizer
+from workers.formats._mistral_config import is_mistral, mistral_config
 from workers.formats._model_folder import read_json
 from workers.options import ConvertOptions
 
@@ -75,6 +76,11 @@ class Params:
     def key_value_heads(self) -> int:
         return self.whole("n_kv_heads", self.whole("n_heads"))
 
+    @property
+    def head_dim(self) -> int:
+        """Rows of a head, which only Mistral's files tell."""
+        return self.whole("head_dim", self.whole("dim") // self.whole("n_heads"))
+
 
 def read_params(listing: Listing) -> Params | None:
     """Read params.json, None when there is none; some releases wrap it in {"model": ...}."""
@@ -100,6 +106,8 @@ def with_meta_config(checkpoint: Checkpoint, listing: Listing, options: ConvertO
         config, notes = llama4_config(params, shapes)
     elif any(name.startswith("text_model.") for name in shapes):
         raise _needs_config_dir()
+    elif is_mistral(params):
+        config, notes = mistral_config(params, shapes, options.llama_version)
     else:
         config, notes = llama_config(params, shapes, options, tokenizer)
     version = str(config.pop("_version", ""))

@@ -118,7 +118,7 @@ def _sizes(listing: Listing, model: ModelFiles) -> Sizes:
         moe = params.values.get("moe_args")
         experts = Params(moe).whole("num_experts", 1) if isinstance(moe, dict) else 1
         heads = params.whole("n_heads")
-        return Sizes(params.whole("dim"), heads, params.key_value_heads, params.whole("dim") // heads, experts, PARAMS)
+        return Sizes(params.whole("dim"), heads, params.key_value_heads, params.head_dim, experts, PARAMS)
     if model.config is None:
         raise no_params(listing)
     text = model.config.get("text_config")
