@@ -214,7 +214,9 @@ def test_an_option_that_makes_a_sum_wrong_is_named():
     assert caught.value.hint.startswith("Leave the option out")
 
 
-@pytest.mark.parametrize(("kind", "passes"), [("deepseek_v3", True), ("glm4_moe", True), ("qwen3_moe", False)])
+@pytest.mark.parametrize(
+    ("kind", "passes"), [("deepseek_v3", True), ("glm4_moe", True), ("deepseek_v2", False), ("qwen3_moe", False)]
+)
 def test_layers_after_the_models_own_are_known_of_those_that_predict_further_tokens(kind, passes):
     config = {"model_type": kind, "num_hidden_layers": 1, "hidden_size": 16}
     tensors = [(f"model.layers.{n}.input_layernorm.weight", Source(0, "BF16", (16,))) for n in range(2)]

@@ -18,7 +18,7 @@ LATENT = frozenset(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"))
 GATED = frozenset(("qwen3_next",))
 """Model types whose q_proj holds a gate beside each head's queries."""
 
-FURTHER_LAYERS = LATENT | {"glm4_moe"}
+FURTHER_LAYERS = (LATENT - {"deepseek_v2"}) | {"glm4_moe"}
 """Model types whose files may hold layers after the model's own, which predict further tokens."""
 
 _LAYER = r"(?:model\.language_model\.|language_model\.model\.|model\.)layers\.\d+\."
