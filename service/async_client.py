@@ -11,7 +11,7 @@ import httpx
 
 from service import calls
 from service.answers import Batch, BatchItem, Event, Job, JobAttempt, Shard, Tensor, Watch, WatchItem
-from service.calls import TERMINAL_STATES, ApiError, Call, JsonObject, Options, Unreachable
+from service.calls import TERMINAL_STATES, ApiError, Call, JsonObject, Options, Unreachable, path_of
 
 
 class AsyncClient:
@@ -68,20 +68,20 @@ class AsyncClient:
 
     async def change(self, job_id: str, **values: Any) -> Job:
         """Give a job another ``priority`` or other ``labels``."""
-        return cast("Job", await self.send(Call("PATCH", f"/v1/jobs/{job_id}", body=values)))
+        return cast("Job", await self.send(Call("PATCH", path_of("jobs", job_id), body=values)))
 
     async def cancel(self, job_id: str) -> Job:
         """Ask for a job's end; the job as it is then."""
-        return cast("Job", await self.send(calls.do(f"/v1/jobs/{job_id}", "cancel")))
+        return cast("Job", await self.send(calls.do(path_of("jobs", job_id), "cancel")))
 
     async def retry(self, job_id: str, *, from_scratch: bool = False) -> Job:
         """Queue a failed or cancelled job again."""
         body = {"from_scratch": from_scratch}
-        return cast("Job", await self.send(calls.do(f"/v1/jobs/{job_id}", "retry", body)))
+        return cast("Job", await self.send(calls.do(path_of("jobs", job_id), "retry", body)))
 
     async def delete(self, job_id: str) -> None:
         """Forget a job that has ended."""
-        await self.send(Call("DELETE", f"/v1/jobs/{job_id}"))
+        await self.send(Call("DELETE", path_of("jobs", job_id)))
 
     async def plan(self, job_id: str) -> JsonObject:
         """The summary of a job's plan."""
@@ -134,7 +134,7 @@ class AsyncClient:
         timeout = httpx.Timeout(self._timeout_s, read=max(self._timeout_s, calls.SILENCE_S))
         try:
             async with self._http.stream(
-                "GET", f"/v1/jobs/{job_id}/events", headers=headers, timeout=timeout
+                "GET", path_of("jobs", job_id, "events"), headers=headers, timeout=timeout
             ) as response:
                 if response.is_error:
                     await response.aread()
@@ -165,19 +165,19 @@ class AsyncClient:
 
     async def batch(self, batch_id: str) -> Batch:
         """A batch and how far it is."""
-        return cast("Batch", await self.get(f"/v1/batches/{batch_id}"))
+        return cast("Batch", await self.get(path_of("batches", batch_id)))
 
     def batch_items(self, batch_id: str) -> AsyncIterator[BatchItem]:
         """What a batch asked for, and what became of each."""
-        return self.pages(Call("GET", f"/v1/batches/{batch_id}/items", {"limit": 200}))
+        return self.pages(Call("GET", path_of("batches", batch_id, "items"), {"limit": 200}))
 
     async def watch(self, watch_id: str) -> Watch:
         """A watch and what it has seen, in numbers."""
-        return cast("Watch", await self.get(f"/v1/watches/{watch_id}"))
+        return cast("Watch", await self.get(path_of("watches", watch_id)))
 
     def watch_items(self, watch_id: str) -> AsyncIterator[WatchItem]:
         """The folders that a watch has seen."""
-        return self.pages(Call("GET", f"/v1/watches/{watch_id}/items", {"limit": 200}))
+        return self.pages(Call("GET", path_of("watches", watch_id, "items"), {"limit": 200}))
 
     async def get(self, path: str, **params: Any) -> JsonObject:
         """Read any resource, such as ``/v1/batches/{id}``."""

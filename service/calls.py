@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ PATIENCE_S = 60.0
 
 SILENCE_S = 45.0
 """After which a stream is lost: the service speaks every 15 seconds."""
+
+IDENTIFIER = re.compile(r"[A-Za-z0-9_-]+")
 
 TOO_FAST = 429
 AWAY = frozenset({502, 503, 504})
@@ -120,7 +123,22 @@ def jobs(limit: int, **wanted: Any) -> Call:
 
 def of_job(job_id: str, part: str = "", **params: Any) -> Call:
     """Read a job or a part of it."""
-    return Call("GET", f"/v1/jobs/{job_id}{part and '/' + part}", params)
+    return Call("GET", path_of("jobs", job_id, part), params)
+
+
+def path_of(kind: str, identifier: str, part: str = "") -> str:
+    """The path of a resource, or of a part of it. Raises ``InvalidOption`` for what can be no id.
+
+    Anything else in its place would make another path: of the whole list, say, or of another resource.
+    """
+    if not IDENTIFIER.fullmatch(identifier):
+        raise InvalidOption(
+            f"{identifier!r} is no id of one of the {kind}",
+            expected="letters, digits, _ and -",
+            found=identifier,
+            hint=f"GET /v1/{kind} lists them with their ids.",
+        )
+    return f"/v1/{kind}/{identifier}{part and '/' + part}"
 
 
 def do(path: str, verb: str, body: Any = None) -> Call:

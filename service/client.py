@@ -21,7 +21,7 @@ import httpx
 from service import calls
 from service.answers import Batch, BatchItem, Event, Job, JobAttempt, Shard, Tensor, Watch, WatchItem
 from service.async_client import AsyncClient
-from service.calls import TERMINAL_STATES, ApiError, Call, JsonObject, Options, Unreachable
+from service.calls import TERMINAL_STATES, ApiError, Call, JsonObject, Options, Unreachable, path_of
 
 __all__ = ["TERMINAL_STATES", "ApiError", "AsyncClient", "Client", "JsonObject", "Unreachable"]
 
@@ -83,20 +83,20 @@ class Client:
 
     def change(self, job_id: str, **values: Any) -> Job:
         """Give a job another ``priority`` or other ``labels``."""
-        return cast("Job", self.send(Call("PATCH", f"/v1/jobs/{job_id}", body=values)))
+        return cast("Job", self.send(Call("PATCH", path_of("jobs", job_id), body=values)))
 
     def cancel(self, job_id: str) -> Job:
         """Ask for a job's end; the job as it is then."""
-        return cast("Job", self.send(calls.do(f"/v1/jobs/{job_id}", "cancel")))
+        return cast("Job", self.send(calls.do(path_of("jobs", job_id), "cancel")))
 
     def retry(self, job_id: str, *, from_scratch: bool = False) -> Job:
         """Queue a failed or cancelled job again."""
         body = {"from_scratch": from_scratch}
-        return cast("Job", self.send(calls.do(f"/v1/jobs/{job_id}", "retry", body)))
+        return cast("Job", self.send(calls.do(path_of("jobs", job_id), "retry", body)))
 
     def delete(self, job_id: str) -> None:
         """Forget a job that has ended."""
-        self.send(Call("DELETE", f"/v1/jobs/{job_id}"))
+        self.send(Call("DELETE", path_of("jobs", job_id)))
 
     def plan(self, job_id: str) -> JsonObject:
         """The summary of a job's plan."""
@@ -148,7 +148,9 @@ class Client:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         timeout = httpx.Timeout(self._timeout_s, read=max(self._timeout_s, calls.SILENCE_S))
         try:
-            with self._http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers, timeout=timeout) as response:
+            with self._http.stream(
+                "GET", path_of("jobs", job_id, "events"), headers=headers, timeout=timeout
+            ) as response:
                 if response.is_error:
                     response.read()
                     raise calls.error_of(response)
@@ -181,19 +183,19 @@ class Client:
 
     def batch(self, batch_id: str) -> Batch:
         """A batch and how far it is."""
-        return cast("Batch", self.get(f"/v1/batches/{batch_id}"))
+        return cast("Batch", self.get(path_of("batches", batch_id)))
 
     def batch_items(self, batch_id: str) -> Iterator[BatchItem]:
         """What a batch asked for, and what became of each."""
-        return self.pages(Call("GET", f"/v1/batches/{batch_id}/items", {"limit": 200}))
+        return self.pages(Call("GET", path_of("batches", batch_id, "items"), {"limit": 200}))
 
     def watch(self, watch_id: str) -> Watch:
         """A watch and what it has seen, in numbers."""
-        return cast("Watch", self.get(f"/v1/watches/{watch_id}"))
+        return cast("Watch", self.get(path_of("watches", watch_id)))
 
     def watch_items(self, watch_id: str) -> Iterator[WatchItem]:
         """The folders that a watch has seen."""
-        return self.pages(Call("GET", f"/v1/watches/{watch_id}/items", {"limit": 200}))
+        return self.pages(Call("GET", path_of("watches", watch_id, "items"), {"limit": 200}))
 
     def get(self, path: str, **params: Any) -> JsonObject:
         """Read any resource, such as ``/v1/batches/{id}``."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -117,6 +118,8 @@ def verify(a: str, b: str | None, atol: float, *, forward: bool, as_json: bool) 
     """
     if b is None and (forward or atol):
         raise click.UsageError("--forward and --atol compare two models: give a second one")
+    if not math.isfinite(atol):
+        raise click.UsageError(f"--atol {atol:g} is no difference that numbers can have")
     from service.cli.verifying import run_verify
 
     return run_verify(a, b, atol=atol, forward=forward, as_json=as_json)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from service.calls import ApiError, Call, Patience
+from service.calls import ApiError, Call, Patience, path_of
 from service.cli.output import count, duration, emit_json, say, say_fields, say_table, size
 from service.cli.progress import Bar
 from service.cli.remote import EXIT_STATUSES, INTERRUPTED, NOT_DONE, Endpoint, placed, placed_options
@@ -48,7 +48,7 @@ def run_batches(endpoint: Endpoint, batch: str | None, *, action: str | None = N
             found = client.get("/v1/batches")["items"]
             _say(found, _say_batches, as_json=as_json)
             return 0
-        path = f"/v1/batches/{batch}"
+        path = path_of("batches", batch)
         if action is not None:
             client.do(path, BATCH_VERBS[action])
         told = client.get(path)
@@ -77,7 +77,7 @@ def run_watches(endpoint: Endpoint, watch: str | None, *, action: str | None = N
         if watch is None:
             _say(client.get("/v1/watches")["items"], _say_watches, as_json=as_json)
             return 0
-        path = f"/v1/watches/{watch}"
+        path = path_of("watches", watch)
         if action == "delete":
             client.send(Call("DELETE", path))
             _say({"id": watch, "deleted": True}, lambda _: say(f"watch {watch} is deleted"), as_json=as_json)
@@ -123,7 +123,7 @@ def _follow(client: Client, batch: JsonObject, *, visible: bool) -> JsonObject:
                 _draw(bar, batch)
             time.sleep(POLL_S)
             try:
-                batch = client.get(f"/v1/batches/{batch['id']}")
+                batch = client.get(path_of("batches", batch["id"]))
                 patience.heard()
             except (Unreachable, ApiError) as error:
                 time.sleep(patience.pause_s(error))
@@ -154,7 +154,7 @@ def _say_submitted(batch: JsonObject) -> None:
 
 
 def _ended(client: Client, batch: JsonObject, *, as_json: bool) -> int:
-    items = list(client.pages(Call("GET", f"/v1/batches/{batch['id']}/items", {"limit": 200})))
+    items = list(client.pages(Call("GET", path_of("batches", batch["id"], "items"), {"limit": 200})))
     if as_json:
         emit_json({**batch, "items": items})
     else:

@@ -163,6 +163,7 @@ def test_the_version_is_shown(capsys):
         ["convert", "a"],
         ["nonsense"],
         ["convert", "a", "b", "--engine", "x"],
+        ["verify", "a", "b", "--atol", "nan"],
         ["verify", "a", "--forward"],
         ["jobs", "--cancel"],
     ],

@@ -7,7 +7,9 @@ import inspect
 
 import pytest
 
+from service.calls import path_of
 from service.client import ApiError, AsyncClient, Client, Unreachable
+from workers.errors import InvalidOption
 
 ENDS = ("/in", "/out")
 
@@ -71,3 +73,11 @@ def test_both_clients_tell_of_batches_and_watches(service, tmp_path, asynchronou
     assert (batch["counts"]["total"], batch["counts"]["refused"]) == (2, 1)
     assert [item["position"] for item in items] == [0, 1]
     assert (watch["prefix"], watch["counts"]["waiting"], seen) == (str(tmp_path), 0, [])
+
+
+@pytest.mark.parametrize("identifier", ["", "..", "job_1/plan", "job_1?x=1", "job_1:cancel", "job 1", "jöb"])
+def test_what_can_be_no_id_makes_no_path(identifier):
+    with pytest.raises(InvalidOption, match="is no id of one of the jobs") as refused:
+        path_of("jobs", identifier, "plan")
+    assert refused.value.found == identifier
+    assert path_of("jobs", "job_0661", "plan") == "/v1/jobs/job_0661/plan"
