@@ -281,6 +281,21 @@ def _megatron_mlp(layer: Tensors, config: Any) -> Tensors:
     return made
 
 
+def megatron_gemma3(tensors: Tensors, config: Any) -> Tensors:
+    """Gemma 3 as Megatron-Bridge builds it: the hub's tower, a projector of Megatron's, Megatron's language model.
+
+    Source: Megatron-Bridge ``models/gemma_vl`` (``modeling_gemma3_vl.py``, ``gemma3_vl_bridge.py``).
+    """
+    inner = "language_model.model."
+    text = {name.replace(inner, "model.", 1): values for name, values in tensors.items() if name.startswith(inner)}
+    made = {f"language_model.{name}": values for name, values in megatron(text, config.text_config).items()}
+    made |= {name: values for name, values in tensors.items() if name.startswith("vision_tower.")}
+    projector = "multi_modal_projector."
+    made[f"{projector}mm_soft_embed_norm.weight"] = tensors[f"{projector}mm_soft_emb_norm.weight"]
+    made[f"{projector}proj.weight"] = tensors[f"{projector}mm_input_projection_weight"].t()
+    return made
+
+
 def megatron_vision(tensors: Tensors, config: Any) -> Tensors:
     """Qwen's vision-language models as mbridge and Megatron-Bridge build them of Megatron-Core's layers.
 
@@ -352,5 +367,6 @@ WRITERS: dict[str, Callable[[Tensors, Any], Tensors]] = {
     "torchtitan": torchtitan,
     "megatron": megatron,
     "megatron-vision": megatron_vision,
+    "megatron-gemma3": megatron_gemma3,
     "hub": lambda tensors, _: dict(tensors),
 }

@@ -40,7 +40,7 @@ SAME_MODULES = {
 LOGITS = {
     *((kind, "torchtune") for kind in logits.TUNE),
     *((kind, "torchtitan") for kind in logits.TITAN),
-    *((kind, "megatron") for kind in (*logits.MEGATRON, *megatron_vision.KINDS)),
+    *((kind, "megatron") for kind in (*logits.MEGATRON, *megatron_vision.KINDS, "gemma3")),
     ("llama", "meta"),
     ("mistral", "meta"),
 }

@@ -252,8 +252,8 @@ def test_layers_and_experts_are_counted():
 
 
 def test_a_language_model_inside_of_another_has_no_table():
-    config = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
-    with pytest.raises(UnmappedTensor, match="the model family gemma3"):
+    config = {"model_type": "mistral3", "text_config": {"model_type": "mistral"}}
+    with pytest.raises(UnmappedTensor, match="the model family mistral3"):
         find_tables(NAMING, config)
 
 

@@ -13,7 +13,8 @@ from transformers import AutoModelForImageTextToText
 
 from tests.dcp_files import DcpFolder, DcpSaved
 from tests.families.framework_writers import WRITERS
-from tests.families.test_logits import hub_tensors, model_of
+from tests.families.test_logits import hub_tensors, model_of, randomised
+from tests.families.tiny_models import tiny_model
 from tests.test_expressions import Memory
 from workers.convert import convert
 from workers.errors import GeometryMismatch, UnmappedTensor
@@ -76,6 +77,44 @@ def vision_model(kind):
     model = model_of(kind, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections})
     model.config.image_token_id, model.config.vision_start_token_id, model.config.video_token_id = 50, 51, 52
     return model
+
+
+@pytest.mark.parametrize("tower", ["vision_tower.vision_model.", "vision_tower."])
+def test_a_gemma_3_sees_what_the_source_saw(tower, tmp_path):
+    """With the tower's names of transformers 4, and with those of 5."""
+    config = tiny_model("gemma3").config
+    config.mm_tokens_per_image, config.image_token_id = 4, 50
+    model = randomised(AutoModelForImageTextToText.from_config(config))
+    hub = hub_tensors(model, tmp_path)
+    made = WRITERS["megatron-gemma3"](hub, model.config)
+    made = {
+        f"{tower}{name.removeprefix('vision_tower.').removeprefix('vision_model.')}"
+        if name.startswith("vision_tower.")
+        else name: values
+        for name, values in made.items()
+    }
+    source = write(tmp_path / "run", made, model)
+    convert(str(source), str(tmp_path / "model"), ConvertOptions())
+    loaded, report = AutoModelForImageTextToText.from_pretrained(
+        tmp_path / "model", output_loading_info=True, dtype=torch.float32
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    generator = torch.Generator().manual_seed(3)
+    size = model.config.vision_config.image_size
+    tokens = torch.randint(1, 40, (1, 12), generator=generator)
+    tokens[0, 2 : 2 + model.config.mm_tokens_per_image] = model.config.image_token_id
+    picture = torch.randn(1, 3, size, size, generator=generator)
+    kinds = (tokens == model.config.image_token_id).long()
+    with torch.no_grad():
+        expected, found = (
+            each(input_ids=tokens, pixel_values=picture, token_type_ids=kinds).logits
+            for each in (model, loaded.eval())
+        )
+    assert expected.std() > 0
+    assert torch.equal(found, expected)
+    written = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(".vision_model." in name for name in written if name.startswith("vision_tower."))
 
 
 def stacked(tensors):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from tests.formats.evaluator import Evaluator
 from workers.errors import CorruptFile, GeometryMismatch, IncompleteCheckpoint, InvalidOption, UnknownFormat
@@ -254,3 +255,16 @@ def test_params_of_mistrals_make_their_own_config(tmp_path):
     assert checkpoint.config["architectures"] == ["MistralForCausalLM"]
     assert checkpoint.config["max_position_embeddings"] == 1024
     assert not any("assumed" in note for note in checkpoint.notes)
+
+
+def test_safetensors_of_mistrals_make_a_config_too(tmp_path):
+    model = Model()
+    whole = {name: values.contiguous() for name, values in model.whole.items()}
+    save_file(whole, tmp_path / "consolidated.safetensors")
+    (tmp_path / "params.json").write_text(json.dumps(model.params | MISTRAL))
+    checkpoint = opened(tmp_path)
+    assert (checkpoint.format, checkpoint.naming) == ("hf", "meta")
+    assert checkpoint.config["model_type"] == "mistral"
+    (tmp_path / "params.json").unlink()
+    with pytest.raises(IncompleteCheckpoint, match=r"has no params\.json"):
+        opened(tmp_path)

@@ -38,12 +38,12 @@ _EXPERTS = Count(
 )
 
 
-def ends(left: str = "", right: str = "model.") -> tuple[Rule, ...]:
+def ends(left: str = "", right: str = "model.", head: str = "lm_head.weight") -> tuple[Rule, ...]:
     """Rules for the embedding, the last norm and the head of a language model below these prefixes."""
     return (
         Rule((f"{left}embedding.word_embeddings.weight",), (f"{right}embed_tokens.weight",), (CutRows("vocab_size"),)),
         rename(f"{left}decoder.final_layernorm.weight", f"{right}norm.weight"),
-        Rule((f"{left}output_layer.weight",), ("lm_head.weight",), (CutRows("vocab_size", or_single=True),)),
+        Rule((f"{left}output_layer.weight",), (head,), (CutRows("vocab_size", or_single=True),)),
     )
 
 
@@ -129,7 +129,7 @@ _LATENT_ATTENTION = (
     rename("self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight"),
     rename("self_attention.linear_proj.weight", "self_attn.o_proj.weight"),
 )
-_GEMMA = (
+GEMMA = (
     *BEFORE_ATTENTION,
     *ATTENTION,
     rename("self_attention.linear_proj.post_layernorm.weight", "post_attention_layernorm.weight"),
@@ -293,7 +293,7 @@ TABLES = (
         mtp=True,
     ),
     _table("megatron_glm4_moe", ("glm4_moe",), (*_QWEN3_MOE, *_SHARED), experts=True, mtp=True),
-    _table("megatron_gemma", ("gemma2", "gemma3_text"), _GEMMA),
+    _table("megatron_gemma", ("gemma2", "gemma3_text"), GEMMA),
     _table("megatron_glm4", ("glm4",), _GLM4),
     _table("megatron_gpt_oss", ("gpt_oss",), _GPT_OSS, experts=True),
     Table(

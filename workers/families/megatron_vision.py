@@ -1,9 +1,10 @@
-"""Qwen's vision-language models under Megatron's names: a language model beside a tower of Megatron's or the hub's.
+"""Vision-language models of Qwen and Gemma under Megatron's names: towers of Megatron's layers, or the hub's own.
 
 mbridge, and Megatron-Bridge for Qwen3-VL, build the tower of Megatron's layers: ``linear_qkv`` in groups by head,
 where the hub's ``attn.qkv`` has all queries, all keys, all values. Megatron-Bridge keeps the hub's own modules for
-Qwen2.5-VL, and at first for Qwen3-VL. Backwards Megatron's layers are made.
-Sources: mbridge 0.15 ``models/qwen2_5_vl``, ``models/qwen3_vl``; Megatron-Bridge 0.2 to 0.4 ``models/qwen_vl``.
+Qwen2.5-VL and Gemma 3, and at first for Qwen3-VL. Backwards Megatron's layers are made.
+Sources: mbridge 0.15 ``models/qwen2_5_vl``, ``models/qwen3_vl``; Megatron-Bridge 0.2 to 0.4 ``models/qwen_vl``,
+``models/gemma_vl``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from workers.families.megatron import (
     BEFORE_MLP,
     DENSE,
     EXPERT,
+    GEMMA,
     NAMING,
     ends,
     glu,
@@ -135,6 +137,23 @@ _QWEN3_MIXTURE = (
 )
 
 
+# transformers 5 leaves "vision_model" out of the tower's names, which the hub's have.
+_GEMMA_TOWER = (
+    rename("vision_tower.vision_model.{rest}", "vision_tower.vision_model.{rest}"),
+    *(
+        rename(f"vision_tower.{part}.{{rest}}", f"vision_tower.vision_model.{part}.{{rest}}")
+        for part in ("embeddings", "encoder", "post_layernorm", "head")
+    ),
+    rename("multi_modal_projector.mm_soft_embed_norm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
+    Rule(
+        ("multi_modal_projector.proj.weight",),
+        ("multi_modal_projector.mm_input_projection_weight",),
+        (Transpose(0, 1),),
+    ),
+)
+_GEMMA_RIGHT = "language_model.model."
+
+
 def _table(
     name: str, model_type: str, right: str, layer: tuple[Rule, ...], tower: tuple[Rule, ...], *more: Count
 ) -> Table:
@@ -143,6 +162,18 @@ def _table(
 
 
 TABLES = (
+    Table(
+        "megatron_gemma3",
+        ("gemma3",),
+        (
+            *ends(LANGUAGE, _GEMMA_RIGHT, "language_model.lm_head.weight"),
+            *placed(GEMMA, f"{LANGUAGE}{LAYER}", f"{_GEMMA_RIGHT}layers.{{layer}}."),
+            *_GEMMA_TOWER,
+        ),
+        NAMING,
+        counts=(_LAYERS,),
+        inside=False,
+    ),
     _table("megatron_qwen2_5_vl", "qwen2_5_vl", "model.", DENSE, _QWEN2_5_TOWER),
     _table("megatron_qwen3_vl", "qwen3_vl", "model.language_model.", DENSE, _QWEN3_TOWER),
     _table("megatron_qwen3_vl_moe", "qwen3_vl_moe", "model.language_model.", _QWEN3_MIXTURE, _QWEN3_TOWER, _EXPERTS),

@@ -19,6 +19,7 @@ from workers.errors import GeometryMismatch
 from workers.formats._checkpoint_of import checkpoint_of
 from workers.formats._dcp_safetensors import SHARD
 from workers.formats._format import Detection, Format, Listing, join
+from workers.formats._meta_config import with_meta_config
 from workers.formats._model_folder import find_model_files
 from workers.formats._namings import META, TORCHTUNE, naming_of_keys
 from workers.formats._reading import read_ahead
@@ -75,12 +76,13 @@ def open_safetensors_model(listing: Listing, options: ConvertOptions, weights: W
         _add_tensor(builder, name, tensor, file)
     naming = naming_of_keys(holders, listing.folder.address.url)
     naming = naming if naming in (TORCHTUNE, META) else NAMING
-    return replace(
+    whole = replace(
         checkpoint_of(listing, builder, model, ("hf", naming)),
         layout={"files": len(builder.files)},
         evidence=(weights.evidence, *model.evidence),
         notes=tuple(notes),
     )
+    return with_meta_config(whole, listing, options) if naming == META else whole
 
 
 def _open(folder: Folder, entry: FileEntry) -> tuple[SafetensorsFile, FileEntry]:

@@ -37,7 +37,7 @@ _NO_WEIGHT = re.compile(
 )
 # What wrappers of the model put before the names of its modules.
 _WRAPPER = re.compile(
-    r"^(?:(?:model|module)\.)+(?=(?:embedding|decoder|output_layer|mtp|language_model|vision_model|visual)\.)"
+    r"^(?:(?:model|module)\.)+(?=(?:embedding|decoder|output_layer|mtp|language_model|vision_model|visual|vision_tower)\.)"
 )
 
 

@@ -69,7 +69,7 @@ _CUTS = {
 }
 """By module and parameter; norms are known by their names' ends."""
 
-_PARTS = ("language_model.", "vision_model.", "visual.")
+_PARTS = ("language_model.", "vision_model.", "visual.", "vision_tower.", "multi_modal_projector.")
 """What models with a vision tower are made of. Their towers' ``linear_fc1`` may have a gate or none, and the numbers
 of layers on a rank are those of two stacks: rank files of them are not put together."""
 
