@@ -94,6 +94,31 @@ def test_a_flipped_bit_is_found_before_the_commit(tmp_path: Path, destination: s
     assert open_folder(destination).list() == []
 
 
+def test_a_damaged_source_takes_away_what_an_earlier_attempt_had_finished(tmp_path: Path, destination: str) -> None:
+    plan = identity_plan(
+        write_source(tmp_path / "source", random_tensors(11, 10), 11), ConvertOptions(max_shard_size="300")
+    )
+    cancel = threading.Event()
+    with pytest.raises(Cancelled):
+        run_plan(
+            plan,
+            destination,
+            engine=ThreadsEngine(1),
+            cancel=cancel,
+            observer=lambda event: cancel.set() if isinstance(event, Progress) and event.files_done >= 2 else None,
+        )
+    whole = {path: path.read_bytes() for path in (tmp_path / "source").iterdir()}
+    for path, data in whole.items():
+        path.write_bytes(bytes(byte ^ 1 for byte in data))
+    with pytest.raises(CorruptFile):
+        run_plan(plan, destination)
+    assert not open_folder(destination).list()
+    for path, data in whole.items():
+        path.write_bytes(data)
+    run_plan(plan, destination)
+    assert verify_model(destination).equal
+
+
 def test_damage_in_bytes_that_no_tensor_uses_is_found_too(tmp_path: Path) -> None:
     checkpoint = write_source(tmp_path / "source", random_tensors(3), 3)
     padded = next(

@@ -40,6 +40,7 @@ class StoreDestination(Destination):
         self._lost = threading.Event()
         self._replaced: set[str] = set()
         self._written: set[str] = set()
+        """Files here that this attempt has written, or an earlier one at the same plan."""
 
     def check(self, intent: Intent) -> None:
         present = {file.path: file.size_bytes for file in self._folder.list() if not _is_bookkeeping(file.path)}
@@ -88,6 +89,7 @@ class StoreDestination(Destination):
                 there = self._folder.stat(record.path)
                 if there and there.size_bytes == record.size_bytes and record.etag and there.etag == record.etag:
                     records.append(record)
+        self._written.update(record.path for record in records)
         return records
 
     @property
@@ -131,7 +133,9 @@ class StoreDestination(Destination):
             return
         with suppress(UnshardError):
             if discard and not self._lost.is_set() and self._is_ours(self._folder.read(CLAIM)):
-                self._folder.delete(sorted(self._written))
+                # Without overwrite nothing was here but what attempts at unfinished plans have left.
+                began = frozenset() if self._intent.overwrite else self._intent.paths
+                self._folder.delete(sorted(self._written | began))
                 self._folder.delete_prefix(self._journal)
         self._give_claim_back()
 
