@@ -11,16 +11,22 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import zstandard
+from numpy.typing import NDArray
 
 from tests.synthetic import identity_plan, random_tensors, write_source
+from workers.checkpoint import Checkpoint, SourceFile
+from workers.checkpoint_builder import CheckpointBuilder
 from workers.compare import compare_sources
 from workers.convert import convert, run_plan
 from workers.errors import IncompleteCheckpoint
 from workers.manifest import DIGEST_PREFIX, digest, digest_of_list
+from workers.merge import decompress_zstd
 from workers.options import ConvertOptions
 from workers.safetensors_file import build_header
+from workers.storage import open_folder
 from workers.verify import Report, verify_model
-from workers.verify_pairs import CompareLimits, compare_plans
+from workers.verify_pairs import THREADS, CompareLimits, compare_plans
 
 CASES = Path(__file__).parent / "cases"
 
@@ -227,6 +233,43 @@ def test_a_cast_model_is_compared_with_its_source_as_it_was_made(tmp_path: Path)
     assert "dtype=bfloat16" in report.checks[-1]
     flip_last_bit(tmp_path / "model" / "model.safetensors")
     assert not compare_sources(source, str(tmp_path / "model")).equal
+
+
+def test_a_compressed_storage_is_decoded_once_for_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = identity_plan(compressed_source(tmp_path, np.arange(8 << 20, dtype=np.uint8)))
+    decoded: list[str] = []
+
+    def counted(data: bytes, length: int, path: str) -> memoryview:
+        decoded.append(path)
+        return decompress_zstd(data, length, path)
+
+    monkeypatch.setattr("workers.merge.decompress_zstd", counted)
+    report = compare_plans(plan, plan)
+    assert report.equal
+    assert len(decoded) <= 2 * THREADS
+
+
+def compressed_source(folder: Path, values: NDArray[np.uint8]) -> Checkpoint:
+    """One tensor in one compressed storage."""
+    data = zstandard.compress(values.tobytes())
+    (folder / "file").write_bytes(data)
+    builder = CheckpointBuilder()
+    file = builder.add_file(SourceFile("file", len(data)))
+    storage = builder.add_storage(file, 0, len(data), None, zstd_decoded_length=values.nbytes)
+    builder.add_piece(builder.add_tensor("weight", "U8", values.shape), storage, 0, ((0,), values.shape), (1,))
+    storages, pieces, replicas = builder.tables()
+    return Checkpoint(
+        address=open_folder(str(folder)).address,
+        format="synthetic",
+        naming="none",
+        files=tuple(builder.files),
+        tensors=tuple(builder.tensors),
+        storages=storages,
+        pieces=pieces,
+        replicas=replicas,
+    )
 
 
 @pytest.mark.parametrize("broken", [0, 1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Any, Protocol
 
@@ -83,7 +84,8 @@ class SourceReader:
     bytes_read: int = 0
     prefetched: dict[tuple[int, int, int], memoryview] = field(default_factory=dict)
     """(file, offset, length) -> bytes that were fetched ahead, for sources where a request is dear."""
-    folders: Callable[[FolderAddress], Folder] = open_folder
+    folders: Callable[[FolderAddress], Folder] = field(default_factory=lambda: cache(open_folder))
+    """Opens the folders of files that lie elsewhere, once each: a client of a store for every read would be dear."""
     decoded: dict[int, memoryview] = field(default_factory=dict)
     """The compressed storage that was read last, decoded; readers that follow each other share it."""
 

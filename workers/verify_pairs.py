@@ -151,10 +151,17 @@ def _compare_values(
     compared = 0
     lock = threading.Lock()
     folders = [open_folder(plan.checkpoint.address) for plan in (a, b)]
-    readers = [
-        (plan, SourceReader(plan.checkpoint, folder, NumpyArithmetic()))
-        for plan, folder in zip((a, b), folders, strict=True)
-    ]
+    of_thread = threading.local()
+
+    def readers() -> list[tuple[Plan, SourceReader]]:
+        """Each thread's own: they keep the compressed storage that was read last."""
+        if not hasattr(of_thread, "readers"):
+            of_thread.readers = [
+                (plan, SourceReader(plan.checkpoint, folder, NumpyArithmetic()))
+                for plan, folder in zip((a, b), folders, strict=True)
+            ]
+        mine: list[tuple[Plan, SourceReader]] = of_thread.readers
+        return mine
 
     def compare(part: int) -> None:
         nonlocal compared
@@ -163,7 +170,7 @@ def _compare_values(
                 continue
             if limits.is_over:
                 return
-            difference = _compare_block(readers, block, shared, atol)
+            difference = _compare_block(readers(), block, shared, atol)
             with lock:
                 compared += ELEMENT_TYPES[_kind(a, block.target)[0]].size_bytes * prod(block.sizes)
                 if difference is not None:
@@ -186,7 +193,8 @@ def _compare_block(
     for (plan, reader), target in zip(readers, (block.target, shared[block.target]), strict=True):
         expression = plan.targets[target].expression
         out = np.empty(block.sizes, dtype=ELEMENT_TYPES[expression.dtype].numpy_type)
-        expression.fill(out, block.offsets, SourceReader(plan.checkpoint, reader.folder, reader.arithmetic))
+        expression.fill(out, block.offsets, reader)
+        reader.checksums.clear()
         values.append(out.reshape(-1))
     unequal = values[0] != values[1]
     if not unequal.any():
