@@ -53,7 +53,7 @@ HUB = ("glm4_moe", "phi3", "gemma3_text", "deepseek_v2")
 ZERO = {"qwen2": 2, "llama": 2, "mixtral": 3, "qwen3_moe": 3}
 CHANGES = {
     "llama4_text": {"layer_types": ["chunked_attention", "full_attention"]},
-    "deepseek_v3": {"qk_head_dim": 8, "head_dim": 4},  # the latter is that of the rotary embedding
+    "deepseek_v3": {"head_dim": 4},  # that of the rotary embedding
 }
 
 

@@ -36,6 +36,7 @@ TEXT = {
     "kv_lora_rank": 8,
     "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 4,
+    "qk_head_dim": 8,  # the two above together
     "v_head_dim": 4,
     "first_k_dense_replace": 1,
     "num_dense_layers": 1,
