@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.synthetic import identity_plan, random_tensors, write_source
 from workers import merge
-from workers.checkpoint import SideFile
+from workers.checkpoint import SideFile, SourceFile
+from workers.checks import refuse_changed_files
 from workers.convert import run_plan
 from workers.engines.threads import ThreadsEngine
 from workers.errors import (
@@ -32,6 +34,7 @@ from workers.manifest import MANIFEST_NAME, digest
 from workers.options import ConvertOptions
 from workers.safetensors_file import open_safetensors
 from workers.storage import Folder, open_folder
+from workers.storage.object_store import ObjectFolder
 from workers.verify import verify_model
 
 
@@ -366,6 +369,28 @@ def test_the_source_is_never_taken_for_the_destination(tmp_path: Path) -> None:
         with pytest.raises(DestinationNotEmpty, match=r"rank-0\.bin of the source"):
             run_plan(plan, str(destination))
     run_plan(plan, str(tmp_path / "source" / "model"))
+
+
+def test_many_files_of_a_bucket_are_looked_at_together_and_the_changed_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_folder(f"memory://{tmp_path.name}/source")
+    versions = {f"rank-{n}": folder.write(f"rank-{n}", b"x").version for n in range(40)}
+    files = tuple(SourceFile(path, 1, version=version) for path, version in versions.items())
+    checkpoint = dataclasses.replace(write_source(tmp_path / "source", random_tensors(1), 1), files=files)
+    stat = ObjectFolder.stat
+
+    def slow(self: ObjectFolder, path: str) -> Any:
+        time.sleep(0.1)
+        return stat(self, path)
+
+    monkeypatch.setattr(ObjectFolder, "stat", slow)
+    began = time.monotonic()
+    refuse_changed_files(checkpoint, folder, threading.Event())
+    assert time.monotonic() - began < 2
+    folder.write("rank-39", b"y")
+    with pytest.raises(CorruptFile, match="rank-39 was changed"):
+        refuse_changed_files(checkpoint, folder, threading.Event())
 
 
 def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -15,16 +16,19 @@ from typing import Any
 import numpy as np
 
 from workers.arithmetic import NumpyArithmetic
-from workers.checkpoint import NO_CHECKSUM, Checkpoint, PieceTable
+from workers.checkpoint import NO_CHECKSUM, Checkpoint, PieceTable, SourceFile
 from workers.checksums import ChecksumLedger, crc32
 from workers.dtypes import ELEMENT_TYPES
-from workers.errors import Cancelled, GeometryMismatch
+from workers.errors import Cancelled, CorruptFile, GeometryMismatch
 from workers.geometry import Shape, flat_range_boxes
 from workers.merge import SourceReader
 from workers.storage import Folder, open_folder
 
 COMPARED_BYTES = 8 << 20
 """How much is read at a time to compare or to check."""
+
+STATS_AT_ONCE = 16
+"""Source files that a store is asked about at a time; a large run has thousands."""
 
 
 class ByteProbe:
@@ -232,3 +236,26 @@ def finish_checksums(checkpoint: Checkpoint, folder: Folder, ledger: ChecksumLed
                 ledger.add([(storage, begin, length, crc32(data))])
                 total += length
     return total
+
+
+def refuse_changed_files(checkpoint: Checkpoint, folder: Folder, cancel: threading.Event) -> None:
+    """Raise ``CorruptFile`` for the first source file that is another one than when it was opened, or gone."""
+    others = cache(open_folder)
+
+    def is_changed(file: SourceFile) -> bool:
+        stop_if_cancelled(cancel)
+        entry = (folder if file.folder is None else others(file.folder)).stat(file.path)
+        return entry is None or entry.version != file.version
+
+    known = [file for file in checkpoint.files if file.version]
+    pool = ThreadPoolExecutor(STATS_AT_ONCE, thread_name_prefix="unshard-stat")
+    try:
+        for file, changed in zip(known, pool.map(is_changed, known), strict=True):
+            if changed:
+                raise CorruptFile(
+                    f"{file.path} was changed while it was being converted",
+                    file=file.path,
+                    hint="Wait until the trainer has finished writing, then run the same command again.",
+                )
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workers.checks import ByteProbe, compare_replicas, finish_checksums
+from workers.checks import ByteProbe, compare_replicas, finish_checksums, refuse_changed_files
 from workers.collection import Collection
 from workers.destination import Destination, Intent, open_destination, order_of_writing
 from workers.engines import Engine, Work
@@ -330,15 +330,7 @@ class _Conversion:
                 return 0
             extra = finish_checksums(checkpoint, folder, collection.ledger, self.cancel)
             self.warnings += compare_replicas(checkpoint, folder, list(self.plan.doubtful_replicas), self.cancel)
-            for file in checkpoint.files:
-                where = folder if file.folder is None else open_folder(file.folder)
-                entry = where.stat(file.path)
-                if file.version and (entry is None or entry.version != file.version):
-                    raise CorruptFile(
-                        f"{file.path} was changed while it was being converted",
-                        file=file.path,
-                        hint="Wait until the trainer has finished writing, then run the same command again.",
-                    )
+            refuse_changed_files(checkpoint, folder, self.cancel)
             return extra
         finally:
             folder.close()
