@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from workers.arithmetic import NumpyArithmetic
 from workers.dtypes import ELEMENT_TYPES
 from workers.engines.gpu import TorchArithmetic
+from workers.plan import WORKING_COPIES
 
 TORCH = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SPECIAL_F32 = np.array(
@@ -85,3 +87,22 @@ def test_a_lora_sum_is_within_the_stated_tolerance(arithmetic: Any) -> None:
     arithmetic.add_lora(operands, 3.0, out, "F32")
     exact = base.astype(np.float64) + 3.0 * (b.astype(np.float64) @ a.astype(np.float64))
     np.testing.assert_allclose(out.view(np.float32), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_a_lora_sum_holds_three_copies_of_its_block_at_most() -> None:
+    rows, columns, rank = 256, 4096, 8
+    base = np.zeros((rows, columns), dtype=np.uint16)
+    operands = (
+        (base, "BF16"),
+        (np.ones((rank, columns), dtype=np.float32).view(np.uint32), "F32"),
+        (np.ones((rows, rank), dtype=np.float32).view(np.uint32), "F32"),
+    )
+    out = np.empty((rows, columns), dtype=np.uint16)
+    tracemalloc.start()
+    try:
+        NumpyArithmetic().add_lora(operands, 2.0, out, "BF16")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # As planned: in elements of the widest type on the way, the base and the result among them.
+    assert peak + base.nbytes + out.nbytes <= WORKING_COPIES * 4 * base.size + (1 << 20)

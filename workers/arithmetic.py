@@ -73,7 +73,9 @@ class NumpyArithmetic:
         target: str,
     ) -> None:
         base, a, b = (self.as_float32(values, dtype) for values, dtype in operands)
-        merged = base + np.float32(scale) * (b @ a)
+        merged = b @ a  # in place from here on: blocks are as large as the budget lets them be
+        merged *= np.float32(scale)
+        np.add(base, merged, out=merged)
         self.cast(merged.view(np.uint32), "F32", out, target)
 
     def multiply(

@@ -48,11 +48,13 @@ class AddDora:
         arithmetic = NumpyArithmetic()
         operands = self.sum.operands((offsets[0], 0), (out.shape[0], self.shape[1]), context)
         base, a, b = (arithmetic.as_float32(*operand) for operand in operands)
-        merged = base + np.float32(self.sum.scale) * (b @ a)
+        merged = b @ a
+        merged *= np.float32(self.sum.scale)
+        np.add(base, merged, out=merged)
         magnitude = np.empty(out.shape[:1], dtype=ELEMENT_TYPES[self.magnitude.dtype].numpy_type)
         self.magnitude.fill(magnitude, offsets[:1], context)
         with np.errstate(divide="ignore", invalid="ignore"):  # a row of zeros becomes no number, as in peft
             factor = arithmetic.as_float32(magnitude, self.magnitude.dtype) / np.linalg.norm(merged, axis=1)
-            scaled = factor[:, None] * merged
-        result = np.ascontiguousarray(scaled[:, offsets[1] : offsets[1] + out.shape[1]])
+            merged *= factor[:, None]
+        result = np.ascontiguousarray(merged[:, offsets[1] : offsets[1] + out.shape[1]])
         context.arithmetic.cast(result.view(np.uint32), "F32", out, self.dtype)
