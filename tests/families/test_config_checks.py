@@ -205,6 +205,17 @@ def test_sizes_that_several_keys_make_are_compared(config, changes, tensors, wor
     assert caught.value.file == "config.json"
 
 
+def test_the_last_dimension_of_fused_experts_and_of_their_biases_is_compared():
+    config = {"model_type": "gpt_oss", "num_local_experts": 3, "intermediate_size": 5}
+    for shape, fits in (((3, 4, 10), True), ((3, 10), True), ((), True), ((3, 4, 8), False), ((3, 8), False)):
+        tensors = layer({"mlp.experts.gate_up_proj" + ("_bias" if len(shape) == 2 else ""): shape})
+        if fits:
+            assert check_config(tensors, config, NONE)
+        else:
+            with pytest.raises(GeometryMismatch, match=r"2 \* intermediate_size is 10, but .* has 8"):
+                check_config(tensors, config, NONE)
+
+
 def test_an_option_that_makes_a_sum_wrong_is_named():
     tensors = layer(LATENT_TENSORS, "self_attn.")
     with pytest.raises(GeometryMismatch, match=r"the option num_attention_heads says .* is 20, but") as caught:

@@ -187,7 +187,7 @@ class _Comparison:
                     raise _contradiction(key, self.told[key], str(shape[check.dim]), (name, shape))
         for sums, size in self._sums(name):
             self.compared |= set(sums.keys) & self.told.keys()
-            if len(shape) > sums.dim and shape[sums.dim] != size:
+            if -len(shape) <= sums.dim < len(shape) and shape[sums.dim] != size:
                 raise _other_sum(sums, size, self.told, (name, shape))
         is_usual = self.kinds[-1] not in LATENT | GATED and not self.text.get("pruned_heads")
         if (attention := _ATTENTION.fullmatch(name)) and shape and is_usual:

@@ -30,7 +30,7 @@ Term = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class SumCheck:
-    """That dimension ``dim`` of the tensors whose names fit is the sum of these products."""
+    """That dimension ``dim`` of the tensors whose names fit is the sum of these products; -1 is the last."""
 
     names: re.Pattern[str]
     dim: int
