@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,22 @@ def test_a_lora_sum_is_within_the_stated_tolerance(arithmetic: Any) -> None:
     np.testing.assert_allclose(out.view(np.float32), exact, rtol=1e-5, atol=1e-5)
 
 
-def test_a_lora_sum_holds_three_copies_of_its_block_at_most() -> None:
+def peak_of(work: Callable[[], object]) -> int:
+    """Bytes that a call holds at most, beside what is there before it."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def planned(elements: int) -> int:
+    """What a plan counts for a block, in elements of the widest type on the way, operands and result among them."""
+    return WORKING_COPIES * 4 * elements + (1 << 20)
+
+
+def test_a_lora_sum_holds_no_more_than_a_plan_counts() -> None:
     rows, columns, rank = 256, 4096, 8
     base = np.zeros((rows, columns), dtype=np.uint16)
     operands = (
@@ -98,11 +114,17 @@ def test_a_lora_sum_holds_three_copies_of_its_block_at_most() -> None:
         (np.ones((rows, rank), dtype=np.float32).view(np.uint32), "F32"),
     )
     out = np.empty((rows, columns), dtype=np.uint16)
-    tracemalloc.start()
-    try:
-        NumpyArithmetic().add_lora(operands, 2.0, out, "BF16")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    # As planned: in elements of the widest type on the way, the base and the result among them.
-    assert peak + base.nbytes + out.nbytes <= WORKING_COPIES * 4 * base.size + (1 << 20)
+    peak = peak_of(lambda: NumpyArithmetic().add_lora(operands, 2.0, out, "BF16"))
+    assert peak + base.nbytes + out.nbytes <= planned(base.size)
+
+
+def test_a_product_holds_no_more_than_a_plan_counts_and_leaves_its_operands_alone() -> None:
+    values = np.full((256, 4096), 0x38, dtype=np.uint8)  # 1.0
+    factors = np.full(values.shape, 3, dtype=np.float32).view(np.uint32)
+    out = np.empty(values.shape, dtype=np.uint16)
+    peak = peak_of(lambda: NumpyArithmetic().multiply((values, "F8_E4M3"), (factors, "F32"), out, "BF16"))
+    assert peak + values.nbytes + factors.nbytes + out.nbytes <= planned(values.size)
+    assert (out == 0x4040).all()
+    NumpyArithmetic().multiply((factors, "F32"), (factors, "F32"), out, "BF16")
+    assert (factors.view(np.float32) == 3).all()
+    assert (out == 0x4110).all()

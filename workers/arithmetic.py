@@ -82,7 +82,9 @@ class NumpyArithmetic:
         self, values: tuple[Elements, str], factors: tuple[Elements, str], out: Elements, target: str
     ) -> None:
         """See ``Arithmetic.multiply``."""
-        product = self.as_float32(*values) * self.as_float32(*factors)
+        numbers = self.as_float32(*values)
+        # In place where the numbers are a copy already, as in ``add_lora``.
+        product = np.multiply(numbers, self.as_float32(*factors), out=numbers if values[1] != "F32" else None)
         self.cast(product.view(np.uint32), "F32", out, target)
 
     def quantize(self, values: Elements, dtype: str, scheme: Scheme) -> Elements:
