@@ -30,6 +30,8 @@ _EMBEDDINGS = (
     "thinker.model.embed_tokens.weight",
     "model.decoder.embed_tokens.weight",
     "transformer.wte.weight",
+    "transformer.word_embeddings.weight",
+    "backbone.embeddings.weight",
     "gpt_neox.embed_in.weight",
 )
 
