@@ -134,3 +134,21 @@ def test_memory_of_the_tables_stays_within_the_budget_per_piece():
     storages, table, _ = builder.tables()
     used = sum(getattr(part, name).nbytes for part in (storages, table) for name in part.__slots__)
     assert used / pieces < 150
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 62, 1 << 63, 1 << 70])
+@pytest.mark.parametrize("where", ["offset", "size", "stride", "start"])
+def test_numbers_that_would_wrap_around_in_64_bits_are_refused(number, where):
+    builder = CheckpointBuilder()
+    tensor = builder.add_tensor("w", "F32", (4, 4))
+    storage = builder.add_storage(builder.add_file(SourceFile("a", 64)), 0, 64, None)
+    numbers = {"offset": 0, "size": 4, "stride": 4, "start": 0, where: number}
+    box = (numbers["offset"], 0), (numbers["size"], 4)
+    with pytest.raises(GeometryMismatch, match=f"a piece of tensor w has the number {number}"):
+        builder.add_piece(tensor, storage, numbers["start"], box, (numbers["stride"], 1))
+
+
+@pytest.mark.parametrize("shape", [(0, 1 << 70), (-2, -3)])
+def test_a_shape_of_impossible_lengths_is_refused(shape):
+    with pytest.raises(GeometryMismatch, match="the shape of tensor w has the number"):
+        CheckpointBuilder().add_tensor("w", "F32", shape)

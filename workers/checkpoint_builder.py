@@ -32,6 +32,9 @@ MAX_DIMENSIONS = 8
 MOST_ELEMENTS = 1 << 46
 """Elements of a tensor: many times those of the largest model. A file can claim any number, by strides of 0."""
 
+LARGEST_NUMBER = (1 << 62) - 1
+"""For lengths, offsets, strides and positions: the sum of two is a 64-bit number still."""
+
 MOST_REPEATED_BYTES = 16 << 30
 """Bytes of a piece beyond which its storage must hold a share of them: small ones repeat elements, as masks do."""
 LEAST_SHARE = 64
@@ -64,6 +67,7 @@ class CheckpointBuilder:
                     f"tensor {name} has {len(shape)} dimensions, more than the {MAX_DIMENSIONS} that are supported",
                     tensor=name,
                 )
+            _check_numbers(shape, f"the shape of tensor {name}", name)
             if prod(shape) > MOST_ELEMENTS:
                 raise GeometryMismatch(
                     f"tensor {name} {list(shape)} has {prod(shape)} elements, more than a model can have",
@@ -104,8 +108,14 @@ class CheckpointBuilder:
         self._storages.frombytes(columns.tobytes())
         return first
 
-    def add_box(self, offsets: tuple[int, ...], sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
-        """A number for a box and its strides, for ``add_pieces``: few boxes serve very many pieces."""
+    def add_box(
+        self, offsets: tuple[int, ...], sizes: tuple[int, ...], strides: tuple[int, ...], tensor: str | None = None
+    ) -> int:
+        """A number for a box and its strides, for ``add_pieces``: few boxes serve very many pieces.
+
+        Raises ``GeometryMismatch``, of ``tensor`` where it is given, for numbers that no file can mean.
+        """
+        _check_numbers((*offsets, *sizes, *strides), f"a piece of tensor {tensor}" if tensor else "a piece", tensor)
         rest = MAX_DIMENSIONS - len(sizes)
         self._boxes.extend((*offsets, *(0,) * rest, *sizes, *(1,) * rest, *strides, *(0,) * rest))
         return len(self._boxes) // (3 * MAX_DIMENSIONS) - 1
@@ -120,7 +130,10 @@ class CheckpointBuilder:
     ) -> None:
         """Add a box (offsets, sizes) of a tensor whose first element lies at byte ``start`` of the storage's file."""
         if 0 not in box[1]:
-            self._pieces.extend((tensor, storage, start, self.add_box(*box, strides)))
+            name = self.tensors[tensor].name
+            if not 0 <= start <= LARGEST_NUMBER:
+                _check_numbers((start,), f"a piece of tensor {name}", name)
+            self._pieces.extend((tensor, storage, start, self.add_box(*box, strides, name)))
 
     def add_pieces(self, rows: IntArray) -> None:
         """Add many pieces, rows of (tensor, storage, start, box); none of their boxes is empty."""
@@ -211,6 +224,19 @@ class CheckpointBuilder:
             found=", ".join(_box_text(pieces, row, len(tensor.shape)) for row in pieces.rows(fault.owner)[:8])
             or "no piece",
             hint="A rank's file is missing from the folder or was written by another run.",
+        )
+
+
+def _check_numbers(numbers: tuple[int, ...], what: str, tensor: str | None = None) -> None:
+    """Refuse numbers that no file can mean, before they are put into 64 bits and wrap around."""
+    if numbers and not (min(numbers) >= 0 and max(numbers) <= LARGEST_NUMBER):
+        wrong = next(number for number in numbers if not 0 <= number <= LARGEST_NUMBER)
+        raise GeometryMismatch(
+            f"{what} has the number {wrong}, which is no length or position",
+            tensor=tensor,
+            expected=f"numbers from 0 to {LARGEST_NUMBER}",
+            found=str(wrong),
+            hint="The file that tells of it is damaged, or was made to exhaust whoever reads it.",
         )
 
 
