@@ -137,13 +137,13 @@ WHOLE = save(TENSORS, metadata={"format": "pt"})
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=5))
-def test_damage_gives_a_named_error_or_what_the_library_reads(tmp_path_factory, edits):
+def test_damage_gives_a_named_error_or_what_the_library_reads(scratch, edits):
     data = bytearray(WHOLE)
     for position, value in edits:
         data[position] = value
     error = None
     try:
-        file = opened(tmp_path_factory.getbasetemp(), bytes(data))
+        file = opened(scratch, bytes(data))
     except UnshardError as raised:
         error = raised
     if error is None:

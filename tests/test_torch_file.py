@@ -317,15 +317,14 @@ ORIGINALS = [attacks.GOOD, attacks.legacy(), WHOLE_FILES[0].read_bytes()]
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4),
     st.booleans(),
 )
-def test_damage_gives_a_named_error_or_the_same_place(tmp_path_factory, original, edits, near_end):
+def test_damage_gives_a_named_error_or_the_same_place(scratch, original, edits, near_end):
     data = bytearray(original)
     for position, value in edits:
         reach = min(len(data), 3000) if near_end else len(data)
         data[len(data) - 1 - int(position * (reach - 1))] = value
-    folder = tmp_path_factory.getbasetemp()
     error = None
     try:
-        file = written(folder, bytes(data))
+        file = written(scratch, bytes(data))
         if isinstance(file.root, dict) and hasattr(file.root.get("w"), "storage"):
             assert resolve(file, file.root["w"], name="w").offset < len(data)
     except UnshardError as raised:
@@ -335,6 +334,6 @@ def test_damage_gives_a_named_error_or_the_same_place(tmp_path_factory, original
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(ORIGINALS), st.floats(0, 1))
-def test_every_truncation_is_refused(tmp_path_factory, original, part):
+def test_every_truncation_is_refused(scratch, original, part):
     with pytest.raises(CorruptFile, match=r"bad\.pt"):
-        written(tmp_path_factory.getbasetemp(), original[: int(part * (len(original) - 1))])
+        written(scratch, original[: int(part * (len(original) - 1))])

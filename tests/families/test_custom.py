@@ -247,8 +247,8 @@ def test_any_document_is_read_or_refused(content, whole):
 
 
 @given(st.text(alphabet=string.printable, max_size=60))
-def test_any_yaml_is_read_or_refused(tmp_path_factory, text):
-    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+def test_any_yaml_is_read_or_refused(scratch, text):
+    path = scratch / "fuzz.yaml"
     path.write_text(text)
     with pytest.raises(InvalidOption):
         read_mapping(str(path))

@@ -83,6 +83,13 @@ def test_a_checkpoint_up_to_two_levels_below_is_named(tmp_path, path, named):
     assert (f"Perhaps {tmp_path / path} is meant" in refusal(tmp_path).hint) is named
 
 
+def test_a_checkpoint_below_is_nearer_than_one_above(tmp_path):
+    for place in ("run", "run/step/actor"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "model.safetensors").write_bytes(b"x")
+    assert f"Perhaps {tmp_path}/run/step/actor is meant" in refusal(tmp_path / "run" / "step").hint
+
+
 def test_several_checkpoints_below_are_a_choice(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

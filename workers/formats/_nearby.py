@@ -21,13 +21,10 @@ Detect = Callable[[Listing], Mapping[str, Detection]]
 
 
 def checkpoints_nearby(listing: Listing, detect: Detect) -> list[tuple[str, str]]:
-    """The checkpoints in the folder that holds this one, or else in the folders below: each URL with its format.
+    """The checkpoints in the folders below, or else in the folder that holds this one: each URL with its format.
 
     The folder above counts by its own files only: a run is found by the steps in it, of which this may be one.
     """
-    above = _told(_above(listing), detect)
-    if above:
-        return above
     level, left = [""], MOST_FOLDERS
     for _ in range(LEVELS):
         level = [join(prefix, name) for prefix in level for name in _folders(listing, prefix)[:left]][:left]
@@ -35,7 +32,7 @@ def checkpoints_nearby(listing: Listing, detect: Detect) -> list[tuple[str, str]
         found = [told for path in level for told in _told(Listing(listing.folder.subfolder(path)), detect)]
         if found:
             return found[:MOST_NAMED]
-    return []
+    return _told(_above(listing), detect)
 
 
 class _FilesOnly(Listing):
