@@ -86,6 +86,11 @@ def write_source(
         whole = data + b"\0" * padding
         storage = builder.add_storage(file, offset, len(whole), crc32(whole))
         builder.add_piece(tensor, storage, offset, box, strides)
+    return checkpoint_of(builder, folder)
+
+
+def checkpoint_of(builder: CheckpointBuilder, folder: Path) -> Checkpoint:
+    """What a builder holds, of files in a folder."""
     storages, pieces, replicas = builder.tables()
     return Checkpoint(
         address=open_folder(str(folder)).address,

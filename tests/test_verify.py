@@ -14,7 +14,7 @@ import pytest
 import zstandard
 from numpy.typing import NDArray
 
-from tests.synthetic import identity_plan, random_tensors, write_source
+from tests.synthetic import checkpoint_of, identity_plan, random_tensors, write_source
 from workers.checkpoint import Checkpoint, SourceFile
 from workers.checkpoint_builder import CheckpointBuilder
 from workers.compare import compare_sources
@@ -24,7 +24,6 @@ from workers.manifest import DIGEST_PREFIX, digest, digest_of_list
 from workers.merge import decompress_zstd
 from workers.options import ConvertOptions
 from workers.safetensors_file import build_header
-from workers.storage import open_folder
 from workers.verify import Report, verify_model
 from workers.verify_pairs import THREADS, CompareLimits, compare_plans
 
@@ -259,17 +258,7 @@ def compressed_source(folder: Path, values: NDArray[np.uint8]) -> Checkpoint:
     file = builder.add_file(SourceFile("file", len(data)))
     storage = builder.add_storage(file, 0, len(data), None, zstd_decoded_length=values.nbytes)
     builder.add_piece(builder.add_tensor("weight", "U8", values.shape), storage, 0, ((0,), values.shape), (1,))
-    storages, pieces, replicas = builder.tables()
-    return Checkpoint(
-        address=open_folder(str(folder)).address,
-        format="synthetic",
-        naming="none",
-        files=tuple(builder.files),
-        tensors=tuple(builder.tensors),
-        storages=storages,
-        pieces=pieces,
-        replicas=replicas,
-    )
+    return checkpoint_of(builder, folder)
 
 
 @pytest.mark.parametrize("broken", [0, 1])

@@ -139,3 +139,13 @@ class Held:
             route.fulfill(response=answer)
         self._answers = []
         self._page.wait_for_timeout(SOON_MS)
+
+
+def assert_good_in_every_width(page: Page, name: str, scheme: str) -> None:
+    """Nothing is too wide, from a desk's screen to a phone's, and nothing breaks axe's rules; keeps the pictures."""
+    for width in (1440, 768, 375) if scheme == "light" else (1440, 375):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(80)
+        assert_fits(page)
+        keep_screenshot(page, f"{name}-{width}-{scheme}", full=True)
+    assert_accessible(page)

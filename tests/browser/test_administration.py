@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from service.settings import Settings
-from tests.browser.conftest import assert_accessible, assert_fits, keep_screenshot
+from tests.browser.conftest import assert_accessible, assert_fits, assert_good_in_every_width
 from tests.browser.plays import Stage
 from tests.service.conftest import TOKEN, Service, eventually, running
 
@@ -122,12 +122,7 @@ def test_a_page_for_administrators_is_accessible_in_every_width(signed_in, view,
     path, ready = VIEWS[view]
     page = signed_in(path, scheme=scheme)
     page.wait_for_selector(ready)
-    for width in (1440, 768, 375) if scheme == "light" else (1440, 375):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(60)
-        assert_fits(page)
-        keep_screenshot(page, f"{view}-{width}-{scheme}", full=True)
-    assert_accessible(page)
+    assert_good_in_every_width(page, view, scheme)
 
 
 WALKED = ["/checkpoint", "/batches/new", "/watches", "/settings?tab=webhooks"]

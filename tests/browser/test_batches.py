@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from service.settings import Settings
-from tests.browser.conftest import assert_accessible, assert_fits, keep_screenshot
+from tests.browser.conftest import assert_accessible, assert_good_in_every_width, keep_screenshot
 from tests.browser.plays import Play, Stage
 from tests.service.conftest import eventually, running
 from workers.errors import CorruptFile
@@ -62,12 +62,7 @@ def test_batches_are_accessible_in_every_view_and_width(under_way, open_page, vi
     page = open_page(service.url + paths[view], scheme=scheme)
     ready = {"batches": ".batch-row", "batch": ".square", "batch-table": "td", "new-batch": "#pattern-prefix"}
     page.wait_for_selector(ready[view])
-    for width in (1440, 768, 375) if scheme == "light" else (1440, 375):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(60)
-        assert_fits(page)
-        keep_screenshot(page, f"{view}-{width}-{scheme}", full=True)
-    assert_accessible(page)
+    assert_good_in_every_width(page, view, scheme)
 
 
 def test_a_newcomer_is_told_the_first_command(service, open_page):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from service.settings import Settings
 from tests.browser.checkpoints import write_large, write_run
-from tests.browser.conftest import ARTIFACTS, assert_accessible, assert_fits, keep_screenshot
+from tests.browser.conftest import ARTIFACTS, assert_accessible, assert_good_in_every_width, keep_screenshot
 from tests.browser.plays import Stage
 from tests.service.conftest import running
 from workers.convert import convert
@@ -69,12 +69,7 @@ def test_a_checkpoint_is_accessible_in_every_view_and_width(here, open_page, vie
     ready = {"tensor": ".picture", "map": ".treemap button", "files": ".files", "compare": ".comparison"}
     page.wait_for_selector(ready[more.get("view", "tensor")])
     expect(page.locator(".skeleton")).to_have_count(0)
-    for width in (1440, 768, 375) if scheme == "light" else (1440, 375):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(80)
-        assert_fits(page)
-        keep_screenshot(page, f"{view}-{width}-{scheme}", full=True)
-    assert_accessible(page)
+    assert_good_in_every_width(page, view, scheme)
 
 
 def test_without_a_source_the_page_tells_the_first_command_and_has_a_demo(here, open_page):

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from tests.families.tiny_models import tiny_model
@@ -22,7 +21,10 @@ from workers.formats import open_checkpoint
 from workers.options import ConvertOptions
 from workers.storage import open_folder
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of transformers' own
+    pytest.mark.usefixtures("quiet_transformers"),
+]
 
 MOE = {
     "afmoe": {},
@@ -58,14 +60,6 @@ TIED = ["bloom", "falcon", "falcon_mamba", "mamba"]  # by names of their own
 CHANGES = MOE | {"llama4_text": {"layer_types": ["chunked_attention", "full_attention"]}}
 MULTIMODAL = ["internvl", "mistral3", "qwen2_vl", "qwen2_5_vl", "glm4v_moe"]
 WITH_TOWER = ["gemma3", "llava", "llava_next", "llava_onevision", "paligemma"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet():
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    yield
-    transformers.logging.enable_progress_bar()
 
 
 def saved(model, folder):

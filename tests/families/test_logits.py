@@ -10,7 +10,6 @@ import json
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -27,7 +26,10 @@ from tests.formats.cases import Area
 from workers.convert import convert
 from workers.options import ConvertOptions
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of transformers' own
+    pytest.mark.usefixtures("quiet_transformers"),
+]
 
 TOKENS = torch.randint(1, 60, (2, 12), generator=torch.Generator().manual_seed(1))
 TITAN = ("llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text")
@@ -70,14 +72,6 @@ CASES = {
     ("megatron", "mlm-torch-mixtral-ep2"): AutoModelForCausalLM,
     ("megatron", "verl030-llama-tp2-pp2"): AutoModelForCausalLM,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet():
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    yield
-    transformers.logging.enable_progress_bar()
 
 
 def model_of(kind, **changes):

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
@@ -27,18 +26,13 @@ from workers.families.rules import apply_rules
 from workers.formats.megatron_legacy.cuts import Cut, cut_of
 from workers.options import ConvertOptions
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of transformers' own
+    pytest.mark.usefixtures("quiet_transformers"),
+]
 
 KINDS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet():
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    yield
-    transformers.logging.enable_progress_bar()
 
 
 def write(folder, tensors, model):

@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -24,18 +23,13 @@ from workers.mapping import Target
 from workers.options import ConvertOptions
 from workers.quantization import SCHEMES
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of transformers' own
+    pytest.mark.usefixtures("quiet_transformers"),
+]
 
 AREA = Area("quantized")
 DOWN = "model.layers.0.mlp.down_proj"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet():
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    yield
-    transformers.logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="module")
